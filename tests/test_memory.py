@@ -1,0 +1,200 @@
+"""Rules K of the scheduler: where temporaries live."""
+import random
+import time
+
+import pytest
+
+from tinysched.helpers import Context
+from tinysched.ir.dtype import dtypes
+from tinysched.ir.uop import KernelInfo, ParamArg, UOp
+from tinysched.ir.vocabulary import Ops
+from tinysched.ir.spec import state_of
+from tinysched.schedule.linearize import byte_range
+from tinysched.schedule.memory import (clashes, lanes, lifetimes, lower_bound, memory_plan_rewrite,
+                                       nbytes, pack, place)
+
+F32, VOID = dtypes.float32, dtypes.void
+BODY = UOp(Ops.SINK, VOID, (), KernelInfo('k'))
+COPY = UOp(Ops.STORE, VOID, (UOp.param(0, F32, (4,)), UOp.param(1, F32, (4,))))
+
+
+def alloc(slot, n=4, dtype=F32, device='CPU'):
+    return UOp(Ops.ALLOC, dtype, (), ParamArg(-1 - slot, (n,), device))
+
+
+def linear(*calls):
+    "LINEAR of kernels over these arguments; a leading COPY makes a bulk copy"
+    return UOp(Ops.LINEAR, VOID, tuple(
+        UOp(Ops.CALL, VOID, c if c[0] is COPY else (BODY, *c)) for c in calls))
+
+
+def chain(n=3, size=4):
+    x, out = UOp.param(0, F32, (size,), 'CPU'), UOp.param(1, F32, (size,), 'CPU')
+    line = [x, *(alloc(i, size) for i in range(n)), out]
+    return linear(*zip(line[1:], line)), line
+
+
+def arguments(lin): return [a for c in lin.src for a in c.src[1:]]
+
+
+def test_K1_arguments_and_results_stay():
+    lin, line = chain()
+    b = UOp.buffer('CPU', (4,), F32)
+    lin = lin.replace(src=(*lin.src, BODY.call(b, line[-1])))
+    got = memory_plan_rewrite(lin)
+    assert got.src[0].src[2] is line[0] and got.src[-1].src[1:] == (b, line[-1])
+    assert all(state_of(a) is not t for a in arguments(got) for t in line[1:-1])
+
+
+def test_K1_held_buffers_stay():
+    lin, line = chain()
+    got = memory_plan_rewrite(lin, held=(line[1],))
+    assert line[1] in arguments(got) and line[2] not in arguments(got)
+    assert got.arg.tmp_before == 48 and got.arg.tmp_after == 16 + 512
+
+
+def test_K1_disk_buffers_stay():
+    a, d, x = alloc(0), alloc(1, device='DISK:/tmp/x'), UOp.param(0, F32, (4,), 'CPU')
+    got = memory_plan_rewrite(linear((a, x), (COPY, d, a)))
+    assert d in arguments(got) and a not in arguments(got)
+
+
+def test_K1_a_use_through_a_view_is_a_use_of_the_base():
+    x, out = UOp.param(0, F32, (4,), 'CPU'), UOp.param(1, F32, (4,), 'CPU')
+    a, b, c = alloc(0, 8), alloc(1), alloc(2)
+    view = a.shrink(((4, 8),)).bitcast(dtypes.int32)
+    lin = linear((a, x), (b, x), (c, b), (out, c, view))
+    assert lanes(lin)['CPU', 'kernels'][a] == (0, 3)
+    got = memory_plan_rewrite(lin)
+    assert overlaps(lin, got) == []
+
+
+def overlaps(before, after):
+    "Pairs of live buffers that share bytes, found the slow way from the two LINEARs"
+    span, where = {}, {}
+    for step, (old, new) in enumerate(zip(before.src, after.src)):
+        for a, b in zip(old.src[1:], new.src[1:]):
+            base = state_of(a)
+            if base.op is not Ops.ALLOC or state_of(b) is base: continue
+            first, _ = span.get(base, (step, step))
+            span[base] = first, step
+            (lo, _), (blo, _) = byte_range(b), byte_range(a)
+            where[base] = state_of(b), lo - blo, lo - blo + nbytes(base)
+    bad = []
+    bases = list(span)
+    for i, a in enumerate(bases):
+        for b in bases[:i]:
+            (sa, ea), (sb, eb) = span[a], span[b]
+            (ra, la, ha), (rb, lb, hb) = where[a], where[b]
+            if ra is rb and sa <= eb and sb <= ea and la < hb and lb < ha: bad.append((a, b))
+    return bad
+
+
+def random_linear(seed, kernels=40, copies=False):
+    rng = random.Random(seed)
+    x = UOp.param(0, F32, (64,), 'CPU')
+    line, calls = [x], []
+    for i in range(kernels):
+        t = alloc(i, rng.randint(1, 400), rng.choice((F32, dtypes.uint8, dtypes.float64)))
+        older = rng.choice(line[-8:])
+        if older.op is Ops.ALLOC and rng.random() < .3 and older.shape[0] > 3:
+            older = older.shrink(((1, older.shape[0] - 1),))
+        calls.append((t, line[-1], older))
+        if copies and rng.random() < .2: calls[-1] = (COPY, *calls[-1][:2])
+        line.append(t)
+    return linear(*calls)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_K2_live_buffers_never_share_bytes(seed):
+    lin = random_linear(seed, copies=seed % 2 == 1)
+    with Context(SPEC=1): got = memory_plan_rewrite(lin)
+    assert overlaps(lin, got) == []
+
+
+@pytest.mark.parametrize('device, block', [('CPU', 256), ('CL', 4096)])
+def test_K2_alignment(device, block):
+    x = UOp.param(0, F32, (4,), device)
+    line = [x, *(alloc(i, 100 * i + 1, device=device) for i in range(6))]
+    got = memory_plan_rewrite(linear(*zip(line[1:], line)), block=block)
+    starts = [byte_range(a)[0] for a in arguments(got) if state_of(a) is not x]
+    assert len(starts) == 11 and all(s % block == 0 for s in starts)
+
+
+def test_K2_clashes_are_found():
+    arena = place(lifetimes(['a', 'ab', 'bc', 'c']), dict(a=4, b=4, c=4))
+    assert arena.at == dict(a=0, b=4, c=0) and clashes(arena) == []
+    assert clashes(arena._replace(at=dict(a=0, b=3, c=0))) == [('a', 'b'), ('b', 'c')]
+    assert clashes(arena._replace(at=dict(a=2, b=0, c=9))) == [('a', 'b')]
+
+
+def test_K2_an_output_never_lies_on_an_input_of_its_kernel():
+    lin, line = chain(2)
+    got = memory_plan_rewrite(lin)
+    a, b = got.src[1].src[1:]
+    assert byte_range(a) != byte_range(b)
+
+
+def test_K3_copies_have_a_lane_of_their_own():
+    x, out = UOp.param(0, F32, (4,), 'CPU'), UOp.param(1, F32, (4,), 'CPU')
+    a, h, b = alloc(0), alloc(1, device='CL'), alloc(2)
+    lin = linear((a, x), (COPY, h, a), (b, x), (out, b))
+    assert lanes(lin) == {('CPU', 'copies'): {a: (0, 3)}, ('CL', 'copies'): {h: (1, 2)},
+                          ('CPU', 'kernels'): {b: (2, 3)}}
+    got = memory_plan_rewrite(lin)
+    arenas = {state_of(u) for u in arguments(got)} - {x, out}
+    assert len(arenas) == 3 and {u.arg.device for u in arenas} == {'CPU', 'CL'}
+
+
+def test_K4_one_view_of_the_arena():
+    lin, line = chain()
+    got = memory_plan_rewrite(lin)
+    views = [a for a in arguments(got) if a.op is not Ops.PARAM]
+    assert [v.op for v in views] == [Ops.BITCAST] * 6
+    assert {v.src[0].op for v in views} == {Ops.SHRINK}
+    assert {byte_range(v) for v in views} == {(0, 16), (256, 272)}
+    arena, = {state_of(v) for v in views}
+    assert arena.op is Ops.ALLOC and arena.dtype is dtypes.uint8 and arena.shape == (512,)
+    assert arena.arg.slot == -4
+    assert {(v.dtype, v.shape) for v in views} == {(F32, (4,))}
+    assert got.arg.tmp_before == 48 and got.arg.tmp_after == 512
+
+
+def test_K4_views_of_views_compose_to_the_root():
+    x = UOp.param(0, F32, (8,), 'CPU')
+    a = UOp(Ops.ALLOC, F32, (), ParamArg(-1, (2, 4), 'CPU'))
+    view = a.shrink(((1, 2), (0, 4))).reshape((4,)).shrink(((2, 4),)).bitcast(dtypes.int32)
+    got = memory_plan_rewrite(linear((a, x), (x, view)))
+    v = got.src[1].src[2]
+    assert [u.op for u in (v, v.src[0], v.src[0].src[0])] == [Ops.BITCAST, Ops.SHRINK, Ops.ALLOC]
+    assert byte_range(v) == (24, 32) and v.dtype is dtypes.int32 and v.shape == (2,)
+
+
+def test_K4_the_ast_does_not_change():
+    lin, _ = chain(5)
+    assert [c.src[0] for c in memory_plan_rewrite(lin).src] == [c.src[0] for c in lin.src]
+
+
+def test_near_the_lower_bound():
+    plans = [memory_plan_rewrite(random_linear(seed, 120)).arg.lanes[0] for seed in range(10)]
+    assert sum(p.after for p in plans) <= 1.05 * sum(p.bound for p in plans)
+
+
+def test_K6_no_memory_planner():
+    lin, _ = chain()
+    with Context(NO_MEMORY_PLANNER=1): got = memory_plan_rewrite(lin)
+    assert got.src == lin.src and got.arg == (48, 48, ())
+
+
+def test_the_empty_schedule(): assert memory_plan_rewrite(linear()).arg == (0, 0, ())
+
+
+def test_ten_thousand_buffers():
+    rng = random.Random(0)
+    n = 10_000
+    span = {i: (i, i + rng.randint(1, 30) if rng.random() < .7 else 2 * n - i) for i in range(n)}
+    size = {i: 256 * rng.choice((1, 4, 16, 64)) for i in span}
+    start = time.process_time()
+    arena = pack(span, size)
+    assert time.process_time() - start < 3      # 0.4 s on a quiet machine
+    assert clashes(arena) == [] and arena.peak <= 1.05 * lower_bound(span, size)
