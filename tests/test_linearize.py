@@ -3,8 +3,10 @@ import gc
 import random
 import time
 
+import numpy as np
 import pytest
 
+from tinysched.frontend.tensor import Tensor
 from tinysched.ir.dtype import dtypes
 from tinysched.ir.uop import KernelInfo, UOp
 from tinysched.ir.vocabulary import Ops
@@ -292,3 +294,52 @@ def test_F8_overlapping_effects_are_chained():
     lo, hi = x.shrink(((0, 5),)), x.shrink(((4, 8),))
     x1 = x.after(kernel('hi').call(hi, z), kernel('lo').call(lo, z))
     assert [e.kind for e in dependencies(x1.sink())] == ['waw']
+
+
+# ---- through the whole pipeline
+
+def ints(*values): return Tensor(np.array(values, dtype=np.int32), device='PYTHON').realize()
+
+
+def test_F1_a_later_write_follows_an_earlier_one():
+    x = ints(1, 2, 3)
+    x.assign(x + 1)
+    x[0:1] = 9
+    x.assign(x * 2)
+    assert x.tolist() == [18, 6, 8]
+
+
+@pytest.mark.parametrize('first', ['y', 'x'])
+def test_F2_a_reader_precedes_the_write_whoever_is_realized_first(first):
+    x = ints(1, 2, 3)
+    y = x + 10
+    x.assign(x * 0)
+    (y if first == 'y' else x).realize()
+    assert (x.tolist(), y.tolist()) == ([0, 0, 0], [11, 12, 13])
+
+
+def test_F3_readers_of_three_states():
+    x = ints(1, 1)
+    seen = []
+    for _ in range(3):
+        seen.append(x * 10)
+        x.assign(x + 1)
+    Tensor.realize(x, *seen[::-1])
+    assert [s.tolist() for s in seen] == [[10, 10], [20, 20], [30, 30]] and x.tolist() == [4, 4]
+
+
+def test_F5_the_same_program_gives_the_same_order():
+    def names():
+        x = ints(1, 2, 3, 4)
+        parts = [(x.reshape(2, 2).sum(axis=i) + i).contiguous() for i in (0, 1)]
+        return [c.src[0].key for c in (parts[0] * parts[1]).schedule_linear().src]
+    assert names() == names()
+
+
+def test_F6_two_arrays_can_swap():
+    x, y = ints(1, 2), ints(3, 4)
+    old = x + 0
+    x.assign(y)
+    y.assign(old)
+    Tensor.realize(x, y)
+    assert (x.tolist(), y.tolist()) == ([3, 4], [1, 2])

@@ -2,8 +2,10 @@
 import random
 import time
 
+import numpy as np
 import pytest
 
+from tinysched.frontend.tensor import Tensor
 from tinysched.helpers import Context
 from tinysched.ir.dtype import dtypes
 from tinysched.ir.uop import KernelInfo, ParamArg, UOp
@@ -198,3 +200,51 @@ def test_ten_thousand_buffers():
     arena = pack(span, size)
     assert time.process_time() - start < 3      # 0.4 s on a quiet machine
     assert clashes(arena) == [] and arena.peak <= 1.05 * lower_bound(span, size)
+
+
+# ---- through the whole pipeline
+
+def program(seed):
+    "A Tensor made of several kernels, and its value by NumPy"
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-3, 4, (6, 6)).astype(np.float32)
+    t = start = Tensor(values, device='PYTHON')
+    v = values
+    for step in rng.integers(0, 4, 8):
+        if step == 0: t, v = (t @ start).contiguous() * 0.125, (v @ values) * np.float32(0.125)
+        elif step == 1: t, v = (t + t.sum(axis=0, keepdim=True)).contiguous(), v + v.sum(axis=0, keepdims=True)
+        elif step == 2: t, v = t.permute(1, 0).contiguous() + 1, v.T + 1
+        else: t, v = t.pad(((1, 0), (0, 0))).contiguous()[1:] * t, v * v
+        t, v = t.maximum(-9).minimum(9).contiguous(), np.clip(v, -9, 9)
+    return t, v
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_K6_equal_results(seed):
+    got = []
+    for off in (0, 1):
+        with Context(NO_MEMORY_PLANNER=off, SPEC=1):
+            t, want = program(seed)
+            got.append(t.numpy())
+    np.testing.assert_array_equal(*got)
+    np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-4)
+
+
+def test_K6_the_setting_is_part_of_the_key():
+    t = lambda: ((Tensor([1., 2.], device='PYTHON') + 1).contiguous() * 2).contiguous().sum().schedule_linear()
+    with Context(NO_MEMORY_PLANNER=0): assert t().arg.lanes
+    with Context(NO_MEMORY_PLANNER=1): assert not t().arg.lanes
+    with Context(NO_MEMORY_PLANNER=0): assert t().arg.lanes
+
+
+def test_K1_what_a_tensor_holds_keeps_its_bytes():
+    x = Tensor([1., 2., 3.], device='PYTHON').realize()
+    held = (x + 1).contiguous()
+    later = ((held * 2).contiguous() + 1).contiguous().sum()
+    assert later.numpy() == 21
+    np.testing.assert_array_equal(held.numpy(), [2, 3, 4])
+    np.testing.assert_array_equal(x.numpy(), [1, 2, 3])
+
+
+def test_K4_a_planned_schedule_runs_twice():
+    for _ in range(2): assert ((Tensor([1., 2.], device='PYTHON') + 1).contiguous() * 2).contiguous().sum().item() == 10

@@ -427,3 +427,98 @@ def test_two_threads_at_once(device):
     for t in threads: t.start()
     for t in threads: t.join()
     assert all(len(o) == 20 and max(o) == 0 for o in outs)
+
+# ---- OpenCL in other processes -----------------------------------------------------------------------------
+PROGRAM = '''
+import sys; sys.path.insert(0, {tests!r})
+from test_runtime import *
+assert (run('CL', plus_one(100), np.zeros(100, np.float32), np.ones(100, np.float32)) == 2).all()
+'''
+
+def in_process(home, **env):
+    "What a fresh process that runs one OpenCL kernel says on the error channel"
+    import os, pathlib, subprocess, sys
+    env = {k: v for k, v in os.environ.items() if k != 'POCL_CACHE_DIR'} | dict(XDG_CACHE_HOME=str(home)) | env
+    code = PROGRAM.format(tests=str(pathlib.Path(__file__).parent))
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+@pytest.mark.skipif('CL' not in ALL, reason='no OpenCL here')
+def test_C3_opencl_kernels_are_kept_sealed(tmp_path):
+    kept = tmp_path / 'tinysched' / 'opencl.tar'
+    in_process(tmp_path, CCACHE='0')
+    assert list(tmp_path.iterdir()) == []          # off: no read, no write, no folder
+    assert in_process(tmp_path) == '' and kept.exists()
+    data = bytearray(kept.read_bytes())
+    data[len(data) // 2] ^= 1
+    kept.write_bytes(data)
+    assert 'was ignored' in in_process(tmp_path)    # and written anew
+    assert in_process(tmp_path) == ''
+
+def test_no_driver_is_one_sentence(monkeypatch):
+    from types import SimpleNamespace
+
+    from tinysched.runtime import opencl
+    class Error(Exception): pass
+    def get_platforms(): raise Error('clGetPlatformIDs failed: PLATFORM_NOT_FOUND_KHR')
+    with pytest.raises(Unavailable, match='PLATFORM_NOT_FOUND_KHR.*pyopencl.pocl'):
+        opencl.drivers(SimpleNamespace(Error=Error, get_platforms=get_platforms))
+
+# ---- every operation on edge values: the devices agree with the interpreter -----------------------------------
+def edges(dt):
+    "24 values of a type that tend to make trouble"
+    if dt is dtypes.bool: return np.array([0, 1] * 12, bool)
+    if dt.kind == 'float':
+        values = [0, -0.0, 1, -1, 2.5, -2.5, np.nan, np.inf, -np.inf, 1e-3, 1e5, -1e5, 3.7e9, -3.7e9, 1e19, -1e19,
+                  1.8446744e19, 255.5, 65504, 1e-30, 7, -7, 3, 0.5]
+        return np.array(values, np.float64 if dt is dtypes.float64 else np.float32)
+    low, high = dt.min, dt.max
+    return np.array([0, 1, 2, 3, 7, 8, 15, 31, 32, 63, 64, 100, 127, high, high - 1, low, low + 1, high // 2,
+                     low or 5, 13, 17, min(high, 100), 9, 11], dt.name)
+
+def operations(dt):
+    "(name, value of the sources, types of the sources) of all that can be done with a type"
+    from tinysched.ir.vocabulary import GroupOp
+    real, flag = dt.kind == 'float', dt is dtypes.bool
+    for op in sorted(GroupOp.Unary):
+        if not flag and (real or op is Ops.NEG): yield op.name, lambda x, op=op: UOp(op, dt, (x,)), (dt,)
+    bits, division = (Ops.AND, Ops.OR, Ops.XOR), (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR)
+    for op in sorted(GroupOp.Binary):
+        if (real and op in bits + division) or (op is Ops.FDIV and not real): continue
+        if not (flag and op in (*division, Ops.SUB)): yield op.name, lambda x, y, op=op: bi(op, x, y), (dt, dt)
+    yield 'WHERE', lambda q, x, y: UOp(Ops.WHERE, dt, (q, x, y)), (dtypes.bool, dt, dt)
+    for to in dtypes.all:
+        if to is dt: continue
+        yield f'CAST {to.name}', lambda x, to=to: UOp(Ops.CAST, to, (x,)), (dt,)
+        if to.itemsize == dt.itemsize and not flag and to is not dtypes.bool:
+            yield f'BITCAST {to.name}', lambda x, to=to: UOp(Ops.BITCAST, to, (x,)), (dt,)
+
+def arguments_of(dts):
+    "Arrays in which every value of the last type meets every value of the one before"
+    if len(dts) == 1: return [np.resize(edges(dts[0]), 576)]
+    return [np.resize(edges(dts[0]), 576)][:len(dts) - 2] + [np.repeat(edges(dts[-2]), 24), np.tile(edges(dts[-1]), 24)]
+
+def results(device, cases):
+    "The values of all cases on a device"
+    outs, calls = [], []
+    for _, fn, dts in cases:
+        ast = elementwise(fn, 576, *dts)
+        outs.append(UOp.buffer(device, (576,), ast.src[0].src[0].src[0].dtype))
+        with np.errstate(all='ignore'): ins = [filled(device, a, dt) for a, dt in zip(arguments_of(dts), dts)]
+        calls.append(ast.call(outs[-1], *ins))
+    run_linear(linear(*calls))
+    return outs
+
+FEW = [dtypes.float32, dtypes.int32, dtypes.uint8]
+TOLERANCE = {dtypes.float64: 1e-12, dtypes.float32: 3e-6, dtypes.float16: 2e-3, dtypes.bfloat16: 2e-2}
+
+@pytest.mark.parametrize('device,dt', [(d, dt) for d in ALL[1:] for dt in (FEW if d == 'CL' else dtypes.all)])
+def test_devices_agree_on_edge_values(device, dt):
+    cases = list(operations(dt))
+    for (name, _, _), want, got in zip(cases, results('PYTHON', cases), results(device, cases)):
+        a, b = read(want), read(got)
+        same = (a == b) | ((a != a) & (b != b))
+        if name in ('EXP2', 'LOG2', 'SIN', 'SQRT'):
+            with np.errstate(all='ignore'): same |= np.isclose(a, b, rtol=TOLERANCE[dt], atol=1e-30)
+        assert same.all(), (name, a[~same][:3], b[~same][:3])

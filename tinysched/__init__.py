@@ -2,6 +2,8 @@
 
 __version__ = "0.1.0"
 
+from . import nn
+from .frontend.gradient import compute_gradient
 from .frontend.tensor import Tensor
 from .helpers import Context, GlobalCounters, getenv
 from .ir.dtype import dtypes

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SHORT', 'ALONE', 'MOST_LANES', 'Step', 'COPIES', 'NODES', 'ENOUGH', 'STEPS', 'Target', 'Reason', 'size', 'text',
            'plain', 'ends', 'reduces', 'swap', 'fresh', 'mark', 'parts', 'split', 'hoisted_first', 'order', 'stride',
-           'values', 'indexes', 'width', 'one_by_one', 'laned', 'lane_count', 'output_lanes', 'small', 'unroll',
-           'reuse', 'beside', 'divisor', 'tile', 'reduce_lanes', 'fanned', 'fan', 'accumulators', 'shared', 'steps',
-           'operations', 'outermost', 'threads', 'grid', 'optimize']
+           'values', 'indexes', 'one_by_one', 'laned', 'width', 'fitting', 'lane_count', 'output_lanes', 'short',
+           'unroll', 'reuse', 'beside', 'divisor', 'room_for', 'sharing', 'tile', 'reduce_lanes', 'fanned', 'fan',
+           'accumulators', 'shared', 'steps', 'operations', 'outermost', 'threads', 'grid', 'optimize']
 
 # %% ../../nbs/codegen/21_optimize.ipynb #c2
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from ..ir.symbolic import linear, simplify
 from ..ir.uop import AxisType, UOp
 from ..ir.vocabulary import GroupOp, Ops
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c3
+# %% ../../nbs/codegen/21_optimize.ipynb #c10
 class Target(NamedTuple):
     "What codegen must know about a machine: plain data"
     name: str = 'CPU'
@@ -30,13 +30,12 @@ class Target(NamedTuple):
     float64: bool = True
     max_args: int = 64      # buffers a kernel can take
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c4
 class Reason(NamedTuple):
     "A decision about a loop and why it was taken"
     what: str
     why: str
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c6
+# %% ../../nbs/codegen/21_optimize.ipynb #c13
 def size(r: UOp) -> int:
     "Steps of a range where that is a number, else 0"
     return r.src[0].arg if r.src[0].op is Ops.CONST else 0
@@ -45,11 +44,11 @@ def text(r: UOp) -> str:
     "A range in words"
     return f'range {r.arg[0]} of {size(r) or "variable size"}'
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c7
 def plain(r: UOp) -> bool:
     "Whether nothing has been decided about the range yet"
     return r.arg[1] in (AxisType.LOOP, AxisType.REDUCE)
 
+# %% ../../nbs/codegen/21_optimize.ipynb #c15
 def ends(ast: UOp) -> list[UOp]:
     "The ENDs of a kernel, each with a STORE and the output ranges it runs over"
     return [u for u in ast.src if u.op is Ops.END]
@@ -58,7 +57,7 @@ def reduces(ast: UOp) -> list[UOp]:
     "The REDUCEs of a kernel, sources first"
     return [u for u in ast.toposort() if u.op is Ops.REDUCE]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c8
+# %% ../../nbs/codegen/21_optimize.ipynb #c18
 def swap(ast: UOp, changes: dict[UOp, tuple[UOp, tuple[UOp, ...]]]) -> UOp:
     "The kernel with ranges exchanged: for an expression where they are used, for ranges where they are bound"
     done: dict[UOp, UOp] = {}
@@ -70,7 +69,7 @@ def swap(ast: UOp, changes: dict[UOp, tuple[UOp, tuple[UOp, ...]]]) -> UOp:
             done[u] = u.replace(src=(done[u.src[0]], *bound))
     return done[ast]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c9
+# %% ../../nbs/codegen/21_optimize.ipynb #c21
 def fresh(ast: UOp) -> int:
     "A range number that the kernel does not use"
     return 1 + max((u.arg[0] for u in ast.toposort() if u.op is Ops.RANGE), default=0)
@@ -80,19 +79,19 @@ def mark(ast: UOp, r: UOp, kind: AxisType) -> UOp:
     new = r.replace(arg=(r.arg[0], kind))
     return swap(ast, {r: (new, (new,))})
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c10
+# %% ../../nbs/codegen/21_optimize.ipynb #c23
 def parts(r: UOp, n: int, number: int, kind: AxisType) -> tuple[UOp, tuple[UOp, ...]]:
     "A range as outer * n + inner: that expression, and the ranges in it"
     inner = UOp.range(n, number, kind)
     if size(r) == n: return inner, (inner,)
     outer = r.replace(src=(r.src[0].const_like(size(r) // n),))
-    return UOp(Ops.ADD, r.dtype, (UOp(Ops.MUL, r.dtype, (outer, r.const_like(n))), inner)), (outer, inner)
+    return outer * n + inner, (outer, inner)
 
 def split(ast: UOp, r: UOp, n: int, kind: AxisType) -> UOp:
     "The kernel with the innermost `n` steps of a range as a range of its own kind"
     return swap(ast, {r: parts(r, n, fresh(ast), kind)})
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c12
+# %% ../../nbs/codegen/21_optimize.ipynb #c28
 def hoisted_first(ranges: Iterable[UOp], inner: list[UOp]) -> list[UOp]:
     "Output ranges in the order that lets each reduction stand as far outside as it can"
     ranges = list(ranges)
@@ -100,13 +99,12 @@ def hoisted_first(ranges: Iterable[UOp], inner: list[UOp]) -> list[UOp]:
     place = {r: next((i for i, w in enumerate(wants) if r in w), len(wants)) for r in ranges}
     return sorted(ranges, key=place.__getitem__)
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c13
 def order(ast: UOp) -> UOp:
     "The kernel with the loops of each END so nested that no reduction is repeated needlessly"
-    src = [u.replace(src=(u.src[0], *hoisted_first(u.src[1:], reduces(u)))) if u.op is Ops.END else u for u in ast.src]
-    return ast.replace(src=tuple(src))
+    nest = lambda u: u.replace(src=(u.src[0], *hoisted_first(u.src[1:], reduces(u))))
+    return ast.replace(src=tuple(nest(u) if u.op is Ops.END else u for u in ast.src))
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c15
+# %% ../../nbs/codegen/21_optimize.ipynb #c31
 def stride(index: UOp, r: UOp, n: int) -> int | None:
     "How far the element moves with each of the inner `n` steps of a range; None where it jumps"
     expr, made = parts(r, n, -1, AxisType.VECTOR)
@@ -115,55 +113,57 @@ def stride(index: UOp, r: UOp, n: int) -> int | None:
     if any(inner in t.ranges for t in terms if t is not inner): return None
     return terms.get(inner, 0)
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c16
+# %% ../../nbs/codegen/21_optimize.ipynb #c36
 def values(ast: UOp) -> list[UOp]:
     "What a kernel computes with, and the INDEXes it reads and writes, but not the arithmetic inside these"
     return list(ast.toposort(lambda u: u.op is not Ops.INDEX))
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c17
 def indexes(ast: UOp, r: UOp) -> list[tuple[UOp, bool]] | None:
     "Every (INDEX, written) that moves with a range; None where the range is used for anything else"
-    found = []
+    found: list[tuple[UOp, bool]] = []
     for u in values(ast):
         used = u.src[:1] if u.op in (Ops.REDUCE, Ops.END) else () if u.op is Ops.INDEX else u.src
         if r in used: return None
         found += [(s, u.op is Ops.STORE and i == 0) for i, s in enumerate(u.src) if s.op is Ops.INDEX and r in s.ranges]
     return None if any(r in gate.ranges for s, _ in found for gate in s.src[2:]) else found
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c18
+# %% ../../nbs/codegen/21_optimize.ipynb #c39
 SHORT = dtypes.float16, dtypes.bfloat16
 ALONE = Ops.BITCAST, Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR
 
-def width(dtype: DType) -> int:
-    "Bytes of a value in a register"
-    return 4 if dtype is dtypes.bool else dtype.itemsize
-
 def one_by_one(u: UOp) -> bool:
     "Whether an operation has no form for lanes"
-    whole = u.op is Ops.CAST and u.dtype.kind != 'float' == u.src[0].dtype.kind
+    whole = u.op is Ops.CAST and u.dtype.kind in ('int', 'uint') and u.src[0].dtype.kind == 'float'
     less = u.op is Ops.CMPLT and u.src[0].dtype is dtypes.bool
-    return u.op in ALONE or u.dtype in SHORT or whole and u.dtype is not dtypes.bool or less
+    return u.op in ALONE or u.dtype in SHORT or whole or less
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c19
+# %% ../../nbs/codegen/21_optimize.ipynb #c42
 MOST_LANES = 16   # OpenCL C has no more
 
 def laned(ast: UOp, r: UOp) -> list[UOp]:
     "Values that would have lanes if the range were a VECTOR"
     return [u for u in values(ast) if r in u.ranges and u.op in GroupOp.Elementwise | {Ops.INDEX, Ops.REDUCE}]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c20
+def width(dtype: DType) -> int:
+    "Bytes of a value in a register"
+    return 4 if dtype is dtypes.bool else dtype.itemsize
+
+def fitting(n: int, full: int) -> int:
+    "Lanes for a range of `n` steps: a register full, half or a quarter, or 0"
+    return next((lanes for lanes in (full, full // 2, full // 4) if lanes > 1 and n and n % lanes == 0), 0)
+
+# %% ../../nbs/codegen/21_optimize.ipynb #c44
 def lane_count(ast: UOp, r: UOp, target: Target) -> int:
     "Lanes a range can have: a register full if all elements lie side by side, else 0"
     inside, moved = laned(ast, r), indexes(ast, r)
     if not inside or not moved or not target.vector or any(map(one_by_one, inside)): return 0
     if any(v.arg[1] is AxisType.VECTOR for u in inside for v in u.ranges): return 0
-    full = min(MOST_LANES, target.vector // max(width(u.dtype) for u in inside))
-    n = next((n for n in (full, full // 2, full // 4) if n > 1 and size(r) and size(r) % n == 0), 0)
+    n = fitting(size(r), min(MOST_LANES, target.vector // max(width(u.dtype) for u in inside)))
     if not n: return 0
     steps = [(stride(s, r, n), written) for s, written in moved]
     return n if all(d == 1 or (d == 0 and not written) for d, written in steps) else 0
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c21
+# %% ../../nbs/codegen/21_optimize.ipynb #c47
 Step = tuple[UOp, list[Reason]]
 
 def output_lanes(ast: UOp, target: Target) -> Step:
@@ -175,11 +175,11 @@ def output_lanes(ast: UOp, target: Target) -> Step:
         reasons.append(Reason(f'{text(r)}: {n} lanes', 'every access is contiguous along it'))
     return ast, reasons
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c23
-COPIES = 9    # most copies of a reduction's body
+# %% ../../nbs/codegen/21_optimize.ipynb #c50
+COPIES = 9     # most copies of a reduction's body
 NODES = 200    # most nodes that unrolling may make
 
-def small(u: UOp) -> list[UOp]:
+def short(u: UOp) -> list[UOp]:
     "Innermost ranges of a REDUCE that together have few enough steps to be written out"
     found, steps, body = [], 1, len(u.src[0].toposort())
     for r in u.src[:0:-1]:
@@ -187,71 +187,81 @@ def small(u: UOp) -> list[UOp]:
         found.append(r)
     return found
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c24
+# %% ../../nbs/codegen/21_optimize.ipynb #c52
 def unroll(ast: UOp, target: Target) -> Step:
     "The kernel with copies instead of short reduce loops"
-    found = sorted({r for u in reduces(ast) for r in small(u)}, key=lambda r: r.arg[0])
-    for r in found: ast = mark(ast, r, AxisType.UNROLL)
+    found = {r: 0 for u in reduces(ast) for r in short(u) if not lane_count(ast, r, target)}
+    for r in sorted(found, key=lambda r: r.arg[0]): ast = mark(ast, r, AxisType.UNROLL)
     return ast, [Reason(f'{text(r)}: unrolled', f'{COPIES} steps or fewer') for r in found]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c25
+# %% ../../nbs/codegen/21_optimize.ipynb #c55
 def reuse(ast: UOp, r: UOp) -> bool:
     "Whether a load inside a reduction is the same for all steps of the output range"
     return any(r in u.ranges and r not in s.ranges and s.ranges & {*u.src[1:]}
                for u in reduces(ast) for s in u.src[0].toposort() if s.op is Ops.INDEX)
 
+# %% ../../nbs/codegen/21_optimize.ipynb #c58
 def beside(ast: UOp, r: UOp) -> bool:
     "Whether the output range steps over lanes that a reduction loads side by side"
-    return any(r in u.ranges and any(v.arg[1] is AxisType.VECTOR and v in u.ranges for v in e.src[1:])
-               and e.src[e.src.index(r) + 1].arg[1] is AxisType.VECTOR
-               for e in ends(ast) if r in e.src[:-1] for u in reduces(e))
+    for e in ends(ast):
+        after = dict(zip(e.src[1:], e.src[2:])).get(r)
+        if after is None or after.arg[1] is not AxisType.VECTOR: continue
+        if any({r, after} <= u.ranges for u in reduces(e)): return True
+    return False
 
+# %% ../../nbs/codegen/21_optimize.ipynb #c61
 def divisor(n: int, most: int) -> int:
     "The largest number up to `most` that divides `n`"
     return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c26
+def room_for(ast: UOp, target: Target) -> int:
+    "How many accumulators fit in registers, fewer where the kernel is large"
+    return min(16 if target.vector > 32 else 8, 8 * NODES // len(ast.toposort()))
+
+# %% ../../nbs/codegen/21_optimize.ipynb #c63
+def sharing(ast: UOp) -> list[UOp]:
+    "Output ranges that are worth copies, innermost first"
+    return list({r: 0 for e in ends(ast) for r in e.src[:0:-1]
+                 if plain(r) and size(r) > 1 and (beside(ast, r) or reuse(ast, r))})
+
 def tile(ast: UOp, target: Target) -> Step:
     "The kernel with a block of accumulators: what is loaded once serves several outputs"
-    reasons: list[Reason] = []
-    room = 16 if target.vector > 32 else 8
-    useful = lambda: {r: 0 for e in ends(ast) for r in e.src[:0:-1]
-                      if plain(r) and size(r) > 1 and (beside(ast, r) or reuse(ast, r))}
-    for r in useful():
-        if r not in useful() or (n := divisor(size(r), min(4, room))) < 2: continue
+    reasons, room = [], room_for(ast, target)
+    for r in sharing(ast):
+        if r not in sharing(ast) or (n := divisor(size(r), min(4, room))) < 2: continue
         ast, room = split(ast, r, n, AxisType.UNROLL), room // n
         reasons.append(Reason(f'{text(r)}: {n} copies', 'they share what the reduction loads'))
     return ast, reasons
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c28
+# %% ../../nbs/codegen/21_optimize.ipynb #c70
 def reduce_lanes(ast: UOp, target: Target) -> Step:
     "The kernel with lanes for reduce ranges along which all loads are contiguous"
-    reasons = []
+    reasons: list[Reason] = []
+    if any(u.dtype is dtypes.bool for u in reduces(ast)): return ast, reasons
     for r in {r: 0 for u in reduces(ast) for r in u.src[:0:-1] if plain(r)}:
-        if any(u.dtype is dtypes.bool for u in reduces(ast)) or not (n := lane_count(ast, r, target)): continue
+        if not (n := lane_count(ast, r, target)): continue
         ast = split(ast, r, n, AxisType.VECTOR)
         reasons.append(Reason(f'{text(r)}: {n} lanes', 'every load is contiguous along it'))
     return ast, reasons
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c29
+# %% ../../nbs/codegen/21_optimize.ipynb #c73
 def fanned(u: UOp, r: UOp, n: int) -> UOp:
     "A REDUCE as `n` REDUCEs over every n-th step of a range, folded to one"
     outer = r.replace(src=(r.const_like(size(r) // n),))
-    step = lambda i: outer * r.const_like(n) + r.const_like(i)
+    step = lambda i: outer * n + i
     ways = [u.replace(src=(u.src[0].substitute({r: step(i)}), *(outer if x is r else x for x in u.src[1:])))
             for i in range(n)]
     while len(ways) > 1: ways = [UOp(u.arg[0], u.dtype, pair) for pair in zip(ways[::2], ways[1::2])]
     return ways[0]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c30
+# %% ../../nbs/codegen/21_optimize.ipynb #c76
 def fan(u: UOp) -> tuple[UOp, list[Reason]]:
     "A REDUCE with several accumulators for its innermost long loop, if it is of floats"
     r = next((r for r in u.src[:0:-1] if plain(r)), None)
-    n = 0 if r is None or size(r) < 8 or u.dtype.kind != 'float' else next((n for n in (4, 2) if size(r) % n == 0), 0)
-    if not n: return u, []
+    if r is None or size(r) < 8 or u.dtype.kind != 'float': return u, []
+    if not (n := next((n for n in (4, 2) if size(r) % n == 0), 0)): return u, []
     return fanned(u, r, n), [Reason(f'{text(r)}: {n} accumulators', 'an addition need not wait for the one before')]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c31
 def accumulators(ast: UOp, target: Target) -> Step:
     "The kernel with several accumulators for each long float reduction, unless it has a block of outputs"
     if prod(size(r) for e in ends(ast) for r in e.src[1:] if r.arg[1] is AxisType.UNROLL) > 2: return ast, []
@@ -263,7 +273,7 @@ def accumulators(ast: UOp, target: Target) -> Step:
         reasons += why
     return done[ast], reasons
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c33
+# %% ../../nbs/codegen/21_optimize.ipynb #c79
 def shared(ast: UOp) -> list[UOp]:
     "Output ranges that every store and every reduction runs under: whatever splits them repeats nothing"
     if not ends(ast) or len(ends(ast)) < len(ast.src): return []
@@ -271,7 +281,7 @@ def shared(ast: UOp) -> list[UOp]:
     inner = [u.ranges for u in reduces(ast)] + [frozenset(e.src[1:]) for e in ends(ast)[1:]]
     return [r for r in found if all(r in ranges for ranges in inner)]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c34
+# %% ../../nbs/codegen/21_optimize.ipynb #c82
 def steps(ranges: Iterable[UOp]) -> int:
     "How often the body of these loops runs, at most"
     return prod(r.vmax + 1 for r in ranges)
@@ -285,7 +295,7 @@ def operations(ast: UOp) -> int:
         elif u.op is Ops.END: total += steps(u.src[1:])
     return total
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c35
+# %% ../../nbs/codegen/21_optimize.ipynb #c84
 def outermost(ast: UOp, chosen: list[UOp], kind: AxisType) -> UOp:
     "The kernel with some output ranges of a new kind around all others"
     rest = lambda e: (r for r in e.src[1:] if r not in chosen)
@@ -293,8 +303,8 @@ def outermost(ast: UOp, chosen: list[UOp], kind: AxisType) -> UOp:
     for r in chosen: ast = mark(ast, r, kind)
     return ast
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c36
-ENOUGH = 1 << 18   # operations for which it pays to wake other threads
+# %% ../../nbs/codegen/21_optimize.ipynb #c87
+ENOUGH = 1 << 20   # operations for which it pays to wake other threads
 
 def threads(ast: UOp, target: Target) -> Step:
     "The kernel with its outermost output range divided among threads"
@@ -303,16 +313,16 @@ def threads(ast: UOp, target: Target) -> Step:
     why = f'{work} operations are worth {target.threads} threads'
     return outermost(ast, wide[:1], AxisType.THREAD), [Reason(f'{text(wide[0])}: threads', why)]
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c37
+# %% ../../nbs/codegen/21_optimize.ipynb #c90
 def grid(ast: UOp, target: Target) -> Step:
     "The kernel with up to three output ranges as work items"
     if target.threads: return ast, []
     widest = sorted(shared(ast), key=lambda r: -r.vmax)[:3]
     chosen = [r for r in shared(ast) if r in widest]
-    return outermost(ast, chosen, AxisType.GLOBAL), [Reason(f'{text(r)}: work items', 'its steps are independent')
-                                                     for r in chosen]
+    why = [Reason(f'{text(r)}: work items', 'its steps are independent') for r in chosen]
+    return outermost(ast, chosen, AxisType.GLOBAL), why
 
-# %% ../../nbs/codegen/21_optimize.ipynb #c39
+# %% ../../nbs/codegen/21_optimize.ipynb #c93
 STEPS: tuple[Callable[[UOp, Target], Step], ...] = (
     unroll, output_lanes, tile, reduce_lanes, accumulators, threads, grid)
 

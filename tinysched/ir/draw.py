@@ -126,7 +126,8 @@ def bar(i: int, name: str, value: float, unit: str, left: int, scale: float) -> 
     "SVG of one bar, its name and its value"
     y, end = 28 + 22 * i, left + 6 + value * scale
     return (text(name, x=left, y=y + 13, text_anchor='end')
-            + tag('rect', x=left + 6, y=y, width=value * scale, height=18, fill=COLOURS[i % 5], stroke='#555')
+            + tag('rect', x=left + 6, y=y, width=value * scale, height=18,
+                  fill=COLOURS[i % 5], stroke='#555')
             + text(f'{value:g} {unit}'.strip(), x=end + 6, y=y + 13))
 
 def chart(rows: Iterable[tuple[str, float]], title: str, unit: str = '') -> Drawing:
@@ -149,8 +150,10 @@ def find_dot() -> Path | None:
 # %% ../../nbs/ir/07_draw.ipynb #c48
 FONT = dict(fontname='Helvetica', fontsize='11')
 STYLE: dict[str, dict] = dict(
-    graph_attr=FONT | dict(rankdir='LR', bgcolor='white', nodesep='0.3', ranksep='0.2', labelloc='t'),
-    node_attr=FONT | dict(shape='plaintext', style='rounded', height='0.32', width='0.3', margin='0.09,0.03'),
+    graph_attr=FONT | dict(rankdir='LR', bgcolor='white', nodesep='0.3', ranksep='0.2',
+                           labelloc='t'),
+    node_attr=FONT | dict(shape='plaintext', style='rounded', height='0.32', width='0.3',
+                          margin='0.09,0.03'),
     edge_attr=FONT | dict(arrowsize='0.7'))
 
 def digraph(**attributes: str) -> Any:
@@ -246,7 +249,7 @@ def caption(u: UOp) -> str:
     "What is written into a node's box"
     head = u.op.name + ('' if u.arg is None else f' {short(u.arg)}')
     below = '' if u.dtype.kind == 'void' else u.dtype.name + (f' {u.shape}' if u.shape else '')
-    return '\n'.join(line if len(line) <= 40 else line[:37] + '...' for line in (head, below) if line)
+    return '\n'.join(s if len(s) <= 40 else s[:37] + '...' for s in (head, below) if s)
 
 # %% ../../nbs/ir/07_draw.ipynb #c75
 def sources(u: UOp, inside: bool) -> tuple:
@@ -306,9 +309,10 @@ def graph(u: UOp | Sequence[UOp],  # one node or several
     order, keep = all_nodes(roots, inside), nearest(roots, most, inside)
     number = {n: i for i, n in enumerate(n for n in order if n in keep)}
     more = [f'showing {len(keep)} of {len(order)} nodes'] if len(keep) < len(order) else []
-    g = digraph(rankdir=rankdir, ranksep='0.3', label='\n'.join([*([title] if title else []), *more]))
+    head = [title] if title else []
+    g = digraph(rankdir=rankdir, ranksep='0.3', label='\n'.join(head + more))
     draw_nodes(g, number, labels)
-    return laid_out(g, '\n'.join([*([title] if title else []), *node_lines(number), *more]))
+    return laid_out(g, '\n'.join([*head, *node_lines(number), *more]))
 
 # %% ../../nbs/ir/07_draw.ipynb #c95
 def size(picture: str) -> tuple[float, float]:
@@ -349,8 +353,8 @@ def rewrites(log: Sequence[Step], most: int = 40, nodes: int = 20) -> Page:
     parts, lines = [], []
     for i, s in enumerate(log[:most]):
         lines.append(f'{i + 1}. {s.rule}: {told(s.before, describe)} -> {told(s.after, describe)}')
-        pair = side_by_side(graph(s.before, 'before', most=nodes), graph(s.after, 'after', most=nodes))
-        parts.append(fold(lines[-1], pair, opened=i == 0))
+        pair = graph(s.before, 'before', most=nodes), graph(s.after, 'after', most=nodes)
+        parts.append(fold(lines[-1], side_by_side(*pair), opened=i == 0))
     if len(log) > most:
         lines.append(f'showing {most} of {len(log)} rewrites')
         parts.append(tag('p', lines[-1]))

@@ -150,7 +150,7 @@ def to_dtype(what: Any) -> DType:
     "The type that a name, a Python type or a NumPy type stands for"
     if isinstance(what, DType): return what
     if isinstance(what, str) and what.lower() in NAMES: return NAMES[what.lower()]
-    if what in (bool, int, float): return from_py(what())
+    if isinstance(what, type) and what in (bool, int, float): return from_py(what())
     if 'numpy' in sys.modules and not isinstance(what, str | None): return from_numpy(what)
     names = ' '.join(dt.name for dt in dtypes.all)
     raise TypeError(f'{what!r} is not an element type. The types are {names}')

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ..helpers import prod
 from .dtype import DType
-from .symbolic import (TRUE, add, both, less_than, multiply, negated, num, quotient,
-                                   remainder, simplify)
+from .symbolic import (TRUE, add, joined, less_than, linear, multiply, negated, num,
+                                   quotient, remainder, simplify, total)
 from .uop import UOp
 from .vocabulary import (AxisError, GroupOp, Ops, broadcast_shape,  # noqa: F401
                                      check_expand, check_flip, check_pad, check_permute,  # noqa: F401
@@ -53,9 +53,13 @@ def strides(shape: Sequence[Size]) -> tuple[Size, ...]:
 # %% ../../nbs/ir/06_movement.ipynb #c19
 def flat_index(shape: Sequence[Size], idx: Sequence[Size]) -> UOp:
     "Position of an element in row-major order"
-    out = num(0)
-    for i, n in zip(idx, strides(shape)): out = add(out, multiply(as_index(i), as_index(n)))
-    return out
+    terms: dict[UOp, int] = {}
+    const = 0
+    for i, n in zip(idx, strides(shape)):
+        more, extra = linear(multiply(as_index(i), as_index(n)))
+        for atom, k in more.items(): terms[atom] = terms.get(atom, 0) + k
+        const += extra
+    return total(terms, const)
 
 # %% ../../nbs/ir/06_movement.ipynb #c21
 def unflatten(shape: Sequence[Size], flat: UOp) -> Index:
@@ -90,24 +94,23 @@ def expand(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     return tuple(num(0) if same(n, 1) else i for n, i in zip(shape, idx)), None
 
 # %% ../../nbs/ir/06_movement.ipynb #c37
-def within(i: UOp, n: Size) -> UOp:
-    "Condition 0 <= i < n, as far as bounds leave it open"
-    return both(negated(less_than(i, num(0))), less_than(i, as_index(n)))
+def within(i: UOp, n: Size) -> tuple[UOp, UOp]:
+    "Conditions 0 <= i and i < n"
+    return negated(less_than(i, num(0))), less_than(i, as_index(n))
 
-# %% ../../nbs/ir/06_movement.ipynb #c39
 def all_of(conditions: Iterable[UOp | None]) -> UOp | None:
     "Conjunction; None where it always holds"
-    out = TRUE
-    for c in conditions: out = out if c is None else both(out, c)
+    out = joined(Ops.AND, *(c for c in conditions if c is not None))
     return None if out is TRUE else out
 
-# %% ../../nbs/ir/06_movement.ipynb #c42
+# %% ../../nbs/ir/06_movement.ipynb #c40
 def pad(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Each index moved back by the padding in front, and where that is inside the source"
     at = tuple(add(i, as_index(lo), -1) for i, (lo, _) in zip(idx, arg))
-    return at, all_of(within(i, n) for i, n, p in zip(at, shape, arg) if p != (0, 0))
+    asked = [within(i, n) for i, n, p in zip(at, shape, arg) if p != (0, 0)]
+    return at, all_of(c for both_ends in asked for c in both_ends)
 
-# %% ../../nbs/ir/06_movement.ipynb #c45
+# %% ../../nbs/ir/06_movement.ipynb #c43
 Group = tuple[list[int], list[int]]  # axes of one shape, axes of the other, equal products
 
 def grows(a: Size, b: Size) -> bool:
@@ -116,12 +119,12 @@ def grows(a: Size, b: Size) -> bool:
     fits = quotient(as_index(b), as_index(a))
     return multiply(fits, as_index(a)) is as_index(b)
 
-# %% ../../nbs/ir/06_movement.ipynb #c47
+# %% ../../nbs/ir/06_movement.ipynb #c45
 def take(side: list[int], left: list[int]) -> None:
     "Move the next axis from what is left to a side"
     if left: side.append(left.pop(0))
 
-# %% ../../nbs/ir/06_movement.ipynb #c50
+# %% ../../nbs/ir/06_movement.ipynb #c48
 def groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
     "Smallest runs of axes with equal products; axes of size 1 belong to none"
     left, right = ([i for i, n in enumerate(shape) if not same(n, 1)] for shape in (old, new))
@@ -138,7 +141,7 @@ def groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
         out.append((a, b))
     return out
 
-# %% ../../nbs/ir/06_movement.ipynb #c53
+# %% ../../nbs/ir/06_movement.ipynb #c51
 def reshape(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Index flattened over each group of new axes, then cut up over the old ones"
     out = [num(0)] * len(shape)
@@ -148,7 +151,7 @@ def reshape(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
         for i, part in zip(old, unflatten([shape[i] for i in old], flat)): out[i] = part
     return tuple(out), None
 
-# %% ../../nbs/ir/06_movement.ipynb #c58
+# %% ../../nbs/ir/06_movement.ipynb #c56
 MOVES: dict[Ops, Callable[..., Move]] = {
     Ops.RESHAPE: reshape, Ops.PERMUTE: permute, Ops.EXPAND: expand,
     Ops.PAD: pad, Ops.SHRINK: shrink, Ops.FLIP: flip}
@@ -157,7 +160,7 @@ def apply_movement_op(op: Ops, in_shape: Sequence[Size], arg: Any, idx: Sequence
     "Index into the source for element `idx` of the result, and where that exists (E3)"
     return MOVES[op](in_shape, arg, tuple(map(as_index, idx)))
 
-# %% ../../nbs/ir/06_movement.ipynb #c60
+# %% ../../nbs/ir/06_movement.ipynb #c58
 def moved(op: Ops, shape: tuple, arg: tuple) -> tuple:
     "Integer shape that a movement op makes of one"
     if op in (Ops.RESHAPE, Ops.EXPAND): return arg
@@ -165,14 +168,14 @@ def moved(op: Ops, shape: tuple, arg: tuple) -> tuple:
     if op is Ops.PAD: return tuple(n + lo + hi for n, (lo, hi) in zip(shape, arg))
     return tuple(end - start for start, end in arg) if op is Ops.SHRINK else shape
 
-# %% ../../nbs/ir/06_movement.ipynb #c63
+# %% ../../nbs/ir/06_movement.ipynb #c61
 def follow(shape: tuple, chain: Sequence[tuple[Ops, tuple]]) -> list[tuple]:
     "Shapes before, between and after the ops of a chain"
     out = [shape]
     for op, arg in chain: out.append(moved(op, out[-1], arg))
     return out
 
-# %% ../../nbs/ir/06_movement.ipynb #c68
+# %% ../../nbs/ir/06_movement.ipynb #c66
 def movement_chain(u: UOp) -> tuple[UOp, list[tuple[Ops, Any]]]:
     "What lies under the movement ops, and these in the order in which they were applied"
     chain = []
@@ -181,7 +184,7 @@ def movement_chain(u: UOp) -> tuple[UOp, list[tuple[Ops, Any]]]:
         u = u.src[0]
     return u, chain[::-1]
 
-# %% ../../nbs/ir/06_movement.ipynb #c70
+# %% ../../nbs/ir/06_movement.ipynb #c68
 def view_index(u: UOp, idx: Sequence[Size]) -> tuple[UOp, Index, UOp | None]:
     "What lies under the movement ops, the index into it, and where that exists"
     at: Index = tuple(map(as_index, idx))
@@ -192,7 +195,7 @@ def view_index(u: UOp, idx: Sequence[Size]) -> tuple[UOp, Index, UOp | None]:
         u = u.src[0]
     return u, at, all_of(conditions)
 
-# %% ../../nbs/ir/06_movement.ipynb #c77
+# %% ../../nbs/ir/06_movement.ipynb #c75
 @lru_cache(4096)
 def span(shape: tuple, chain: tuple[tuple[Ops, tuple], ...]) -> tuple[int, int] | None:
     "Offset and size of the one range that a chain selects in order; None where it does not"
@@ -206,14 +209,14 @@ def span(shape: tuple, chain: tuple[tuple[Ops, tuple], ...]) -> tuple[int, int] 
     distance = add(flat_index(shape, at), want, -1)
     return (distance.arg, prod(result)) if distance.op is Ops.CONST else None
 
-# %% ../../nbs/ir/06_movement.ipynb #c80
+# %% ../../nbs/ir/06_movement.ipynb #c78
 def moved_to(u: UOp, op: Ops, arg: tuple) -> UOp:
     "The movement op on a node, or the node where that changes nothing"
     if arg == (tuple((0, n) for n in u.shape) if op is Ops.SHRINK else u.shape): return u
     if op is Ops.RESHAPE is u.op: return moved_to(u.src[0], op, arg)
     return UOp(op, u.dtype, (u,), arg)
 
-# %% ../../nbs/ir/06_movement.ipynb #c82
+# %% ../../nbs/ir/06_movement.ipynb #c80
 class View(NamedTuple):
     "One contiguous range of a buffer, seen in some dtype and shape"
     base: UOp
@@ -228,7 +231,7 @@ class View(NamedTuple):
         cut = moved_to(flat, Ops.SHRINK, ((self.offset, self.offset + self.size),))
         return moved_to(cut.bitcast(self.dtype), Ops.RESHAPE, self.shape)
 
-# %% ../../nbs/ir/06_movement.ipynb #c85
+# %% ../../nbs/ir/06_movement.ipynb #c83
 def in_bytes(base: UOp, nodes: list[UOp]) -> tuple[int, int] | None:
     "Byte offset and byte size of the range that nodes over a base select, or None"
     shape, item, start = base.shape, base.dtype.itemsize, 0
@@ -241,7 +244,7 @@ def in_bytes(base: UOp, nodes: list[UOp]) -> tuple[int, int] | None:
             if u is not None: shape, item = u.shape, u.dtype.itemsize
     return start, size
 
-# %% ../../nbs/ir/06_movement.ipynb #c88
+# %% ../../nbs/ir/06_movement.ipynb #c86
 def contiguous_view(u: UOp, bases: tuple[Ops, ...] = (Ops.BUFFER, Ops.PARAM)) -> View | None:
     "The one range of a buffer that movement ops and BITCASTs select (A9), or None"
     last, nodes = u, []

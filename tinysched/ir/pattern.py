@@ -61,7 +61,8 @@ def show(p: Pattern) -> str:
     if p.name: head = f'{p.name}:{head}'
     if p.src is None: return head
     inner = f'{p.src} ..' if isinstance(p.src, Pattern) else ', '.join(map(show, p.src))
-    return head + ('{%s}' if isinstance(p.src, list) else '(%s)') % (inner + ' ..' * p.allow_any_len)
+    inner += ' ..' * p.allow_any_len
+    return f'{head}{{{inner}}}' if isinstance(p.src, list) else f'{head}({inner})'
 
 # %% ../../nbs/ir/04_pattern.ipynb #c27
 class Operations(Pattern):
@@ -296,7 +297,8 @@ def fits(p: Pattern, u: UOp) -> dict[str, UOp] | None:
         asked = Conditions({})
         lines = ['def match(u):', f'    if {whole(asked, v)}: return (']
         lines[1] += ''.join(f'{e}, ' for e in asked.names.values()) + ')'
-        if (found := assemble(lines, asked.known)(u)) is not None: return dict(zip(asked.names, found))
+        found = assemble(lines, asked.known)(u)
+        if found is not None: return dict(zip(asked.names, found))
     return None
 
 # %% ../../nbs/ir/04_pattern.ipynb #c86
@@ -325,8 +327,9 @@ def rule(pattern: Pattern, fn: Callable) -> Rule:
     "Rule, or an error if the function asks for a name that the pattern does not give"
     given, wanted = names_in(pattern) | {'ctx'}, parameters(fn)
     missing = [n for n, needed in wanted if needed and n not in given]
-    if missing: raise TypeError(f'rule at {place(fn)} wants {" ".join(missing)}, but its pattern '
-                                f'names {" ".join(sorted(given - {"ctx"})) or "nothing"}: {pattern}')
+    named = ' '.join(sorted(given - {'ctx'})) or 'nothing'
+    if missing: raise TypeError(f'rule at {place(fn)} wants {" ".join(missing)}, '
+                                f'but its pattern names {named}: {pattern}')
     return Rule(pattern, fn, tuple(n for n, _ in wanted if n in given))
 
 # %% ../../nbs/ir/04_pattern.ipynb #c95

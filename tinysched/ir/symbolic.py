@@ -10,11 +10,11 @@ __all__ = ['PYTHON', 'Text', 'INFIX', 'TRUE', 'FALSE', 'ENTERED', 'Terms', 'NUMB
            'render_index', 'node', 'num', 'settled', 'known', 'remember', 'simplify', 'token', 'order', 'scaled',
            'linear', 'total', 'add', 'times', 'leads_negative', 'content', 'factors', 'monomial', 'product_of',
            'multiply', 'whole', 'divide', 'digits', 'divisor', 'divide_rest', 'shorter', 'remain', 'remain_rest',
-           'parts_of', 'rejoin', 'top', 'lowest', 'never_negative', 'take_out', 'split_by', 'quotient', 'remainder',
-           'sides', 'negated', 'less_than', 'below', 'different', 'bound_of', 'members', 'tightest', 'joined', 'both',
-           'either', 'unequal', 'larger', 'where', 'converted', 'shifted', 'law', 'step', 'index_dtype', 'guarded',
-           'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like', 'swap', 'regroup', 'reciprocal',
-           'direct', 'choose', 'turned', 'gated', 'count', 'repeated', 'closed', 'on_index']
+           'parts_of', 'join', 'rejoin', 'size_of', 'loose', 'lowest', 'never_negative', 'take_out', 'split_by',
+           'quotient', 'remainder', 'sides', 'negated', 'less_than', 'below', 'different', 'bound_of', 'members',
+           'tightest', 'joined', 'both', 'either', 'unequal', 'larger', 'where', 'converted', 'shifted', 'law', 'step',
+           'index_dtype', 'guarded', 'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like', 'swap',
+           'regroup', 'reciprocal', 'direct', 'choose', 'turned', 'gated', 'count', 'repeated', 'closed', 'on_index']
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c2
 import math
@@ -213,7 +213,10 @@ def linear(u: UOp) -> tuple[Terms, int]:
 # %% ../../nbs/ir/05_symbolic.ipynb #c69
 def total(terms: Terms, const: int = 0) -> UOp:
     "Canonical sum of terms and a constant"
-    if any(a.op is Ops.MOD for a in terms): const = rejoin(terms, const)
+    for a in terms:
+        if a.op is Ops.MOD:
+            const = rejoin(terms, const)
+            break
     items = [(a, k) for a, k in terms.items() if k]
     if len(items) > 1: items.sort(key=lambda item: order(item[0]))
     parts = [a if k == 1 else node(Ops.MUL, dtypes.index, (a, num(k))) for a, k in items]
@@ -319,10 +322,11 @@ def divisor(u: UOp) -> int:
 def divide_rest(a: UOp, terms: Terms, const: int, n: int) -> UOp:
     "Canonical a // n, where n divides no term"
     if split := digits(terms, const, n): return divide(split[1], n // split[0])
-    atom, k = next(iter(terms.items()))
-    if (m := divisor(atom)) and len(terms) == k == 1:
-        if atom.op is Ops.IDIV: return divide(add(atom.src[0], num(const * m)), m * n)
-        if m % n == 0 and not const: return remain(divide(atom.src[0], n), m // n)
+    if a.op is Ops.MOD and (m := divisor(a)) and m % n == 0:
+        return remain(divide(a.src[0], n), m // n)
+    for q, k in terms.items():
+        if k == 1 and q.op is Ops.IDIV and (m := divisor(q)):
+            return divide(add(q.src[0], add(a, q, -1), m), m * n)
     return node(Ops.IDIV, dtypes.index, (a, num(n)))
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c111
@@ -356,47 +360,61 @@ def remain_rest(a: UOp, terms: Terms, const: int, n: int) -> UOp:
 def parts_of(d: UOp) -> tuple[UOp, int, int]:
     "x, n, b of a node (x // n) % b; b is 0 for x // n alone, n is 0 for anything else"
     b = divisor(d) if d.op is Ops.MOD else 0
-    if b: d = d.src[0]
-    return (d.src[0], divisor(d), b) if d.op is Ops.IDIV else (d, 0, 0)
+    inner = d.src[0] if b else d
+    for q, k in linear(inner)[0].items():
+        if q.op is Ops.IDIV and k == 1 and (n := divisor(q)):
+            return add(q.src[0], add(inner, q, -1), n), n, b
+    return d, 0, 0
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c121
+# %% ../../nbs/ir/05_symbolic.ipynb #c122
+def join(terms: Terms, d: UOp) -> int | None:
+    "The constant that appears when a quotient and its remainder are joined; None without partner"
+    x, n, b = parts_of(d)
+    if not n or terms[d] % n: return None
+    k, m = terms[d] // n, remain(x, n)
+    if m.op is not Ops.MOD or terms.get(m) != k: return None
+    del terms[d], terms[m]
+    joined, const = linear(remain(x, b * n) if b else x)
+    for atom, j in joined.items(): terms[atom] = terms.get(atom, 0) + j * k
+    return const * k
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c125
 def rejoin(terms: Terms, const: int) -> int:
     "The constant, after matching quotients and remainders in the terms became one"
-    for d in [a for a in terms if a.op in (Ops.IDIV, Ops.MOD)]:
-        x, n, b = parts_of(d)
-        if not n or terms.get(d, 1) % n: continue
-        k, m = terms[d] // n, remain(x, n)
-        if m.op is not Ops.MOD or terms.get(m) != k: continue
-        del terms[d], terms[m]
-        joined, extra = linear(remain(x, b * n) if b else x)
-        for atom, j in joined.items(): terms[atom] = terms.get(atom, 0) + j * k
-        const += extra * k
+    todo = list(terms)
+    while todo:
+        d = todo.pop()
+        if d.op not in (Ops.IDIV, Ops.MOD) or not terms.get(d): continue
+        if (extra := join(terms, d)) is not None: const, todo = const + extra, list(terms)
     return const
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c128
-def top(u: UOp) -> UOp | None:
-    "Largest value where that is an expression: of a loop to n, or of something modulo n"
-    if u.op is Ops.RANGE: size = simplify(u.src[0])
-    elif u.op is Ops.MOD and u.src[1].vmin > 0: size = u.src[1]
-    else: return None
-    return None if size.op is Ops.CONST else add(size, num(-1))
+# %% ../../nbs/ir/05_symbolic.ipynb #c132
+def size_of(u: UOp) -> UOp:
+    "The number of values 0, 1, .. that a loop or a remainder runs through; 0 for other nodes"
+    if u.op is Ops.RANGE: return simplify(u.src[0])
+    return u.src[1] if u.op is Ops.MOD and u.src[1].vmin > 0 else num(0)
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c131
+def loose(atom: UOp) -> UOp | None:
+    "The first factor that runs to an expression, not to a number"
+    if atom.op in (Ops.RANGE, Ops.MOD): return None if size_of(atom).op is Ops.CONST else atom
+    if atom.op is not Ops.MUL: return None
+    return next((f for f in factors(atom)[::-1] if size_of(f).op is not Ops.CONST), None)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c135
 def lowest(u: UOp) -> UOp:
     "An expression never above `u`: symbolic loops stand at the end that makes it least"
     terms, const = linear(u)
     out = num(const)
     for atom, k in terms.items():
-        fs = factors(atom)
-        loose = next((f for f in fs if top(f) is not None), None)
-        if loose is not None and all(f is loose or f.vmin >= 0 for f in fs):
+        if (f := loose(atom)) is not None and all(g is f or g.vmin >= 0 for g in factors(atom)):
             if k > 0: continue
-            fs.remove(loose)
-            atom = multiply(product_of(fs), top(loose) or loose)
+            rest = factors(atom)
+            rest.remove(f)
+            atom = multiply(product_of(rest), add(size_of(f), num(-1)))
         out = add(out, atom, k)
     return out
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c134
+# %% ../../nbs/ir/05_symbolic.ipynb #c138
 def never_negative(u: UOp) -> bool:
     "Whether the expression is provably 0 or more"
     while u.vmin < 0:
@@ -404,7 +422,7 @@ def never_negative(u: UOp) -> bool:
         u = lower
     return True
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c138
+# %% ../../nbs/ir/05_symbolic.ipynb #c142
 def take_out(a: UOp, b: UOp) -> tuple[UOp, UOp]:
     "q and r with a == q*b + r, as far as b divides terms"
     n, fs = monomial(b)
@@ -418,7 +436,7 @@ def take_out(a: UOp, b: UOp) -> tuple[UOp, UOp]:
             out = add(out, product_of(gs), k // n)
     return out, rest
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c141
+# %% ../../nbs/ir/05_symbolic.ipynb #c145
 def split_by(a: UOp, b: UOp) -> tuple[UOp, UOp]:
     "Canonical a // b and a % b for a divisor that is no constant"
     q, r = (num(1), num(0)) if a is b else take_out(a, b)
@@ -426,40 +444,41 @@ def split_by(a: UOp, b: UOp) -> tuple[UOp, UOp]:
     if b.vmin <= 0 <= b.vmax: q, r = num(0), a
     return add(q, node(Ops.IDIV, dtypes.index, (r, b))), node(Ops.MOD, dtypes.index, (r, b))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c143
+# %% ../../nbs/ir/05_symbolic.ipynb #c147
 def quotient(a: UOp, b: UOp) -> UOp:
     "Canonical a // b"
     return divide(a, b.arg) if b.op is Ops.CONST else split_by(a, b)[0]
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c146
+# %% ../../nbs/ir/05_symbolic.ipynb #c150
 def remainder(a: UOp, b: UOp) -> UOp:
     "Canonical a % b"
     return remain(a, b.arg) if b.op is Ops.CONST else split_by(a, b)[1]
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c149
+# %% ../../nbs/ir/05_symbolic.ipynb #c153
 def sides(terms: Terms, const: int) -> tuple[UOp, UOp]:
     "Terms + const on two sides of a comparison, each term where its sign is positive"
     return (total({a: k for a, k in terms.items() if k > 0}),
             total({a: -k for a, k in terms.items() if k < 0}, -const))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c151
+# %% ../../nbs/ir/05_symbolic.ipynb #c155
 def negated(c: UOp) -> UOp:
     "Canonical not c"
     if c.op is Ops.CONST: return FALSE if c.arg else TRUE
     return c.src[0] if is_not(c) else node(Ops.CMPNE, dtypes.bool, (c, TRUE))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c154
+# %% ../../nbs/ir/05_symbolic.ipynb #c158
 def less_than(a: UOp, b: UOp) -> UOp:
     "Canonical a < b"
     d = add(a, b, -1)
-    if d.vmax < 0: return TRUE
-    if never_negative(d): return FALSE
-    if never_negative(add(num(-1), d, -1)): return TRUE
+    if d.vmax < 0 or d.vmin >= 0: return TRUE if d.vmax < 0 else FALSE
     terms, const = linear(d)
+    if any(map(loose, terms)):
+        if never_negative(d): return FALSE
+        if never_negative(add(num(-1), d, -1)): return TRUE
     if not leads_negative(terms): return below(terms, -const)
     return negated(below({t: -k for t, k in terms.items()}, const + 1))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c156
+# %% ../../nbs/ir/05_symbolic.ipynb #c160
 def below(terms: Terms, limit: int) -> UOp:
     "Canonical terms < limit, where bounds decide nothing"
     for g in sorted({abs(k) for k in terms.values()} - {1}, reverse=True):
@@ -473,7 +492,7 @@ def below(terms: Terms, limit: int) -> UOp:
             return less_than(atom.src[0], num(limit * divisor(atom)))
     return node(Ops.CMPLT, dtypes.bool, sides(terms, -limit))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c159
+# %% ../../nbs/ir/05_symbolic.ipynb #c163
 def different(a: UOp, b: UOp) -> UOp:
     "Canonical a != b of numbers"
     d = add(a, b, -1)
@@ -484,7 +503,7 @@ def different(a: UOp, b: UOp) -> UOp:
     if const % g: return TRUE
     return node(Ops.CMPNE, dtypes.bool, sides({t: k // g for t, k in terms.items()}, const // g))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c162
+# %% ../../nbs/ir/05_symbolic.ipynb #c166
 def bound_of(c: UOp) -> tuple[UOp, bool, int] | None:
     "x, whether from above, and n of a condition x < n or x >= n"
     inner = c.src[0] if is_not(c) else c
@@ -492,7 +511,7 @@ def bound_of(c: UOp) -> tuple[UOp, bool, int] | None:
     if inner.src[1].dtype is not dtypes.index: return None
     return inner.src[0], inner is c, inner.src[1].arg
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c164
+# %% ../../nbs/ir/05_symbolic.ipynb #c168
 def members(op: Ops, c: UOp) -> list[UOp]:
     "What a condition joins with the operator; itself where it joins nothing"
     found, todo = [], [c]
@@ -502,7 +521,7 @@ def members(op: Ops, c: UOp) -> list[UOp]:
         else: found.append(n)
     return found
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c167
+# %% ../../nbs/ir/05_symbolic.ipynb #c171
 def tightest(op: Ops, parts: Iterable[UOp]) -> list[UOp] | None:
     "Parts without bounds that others imply; None where two bounds settle the whole"
     best: dict = {}
@@ -515,7 +534,7 @@ def tightest(op: Ops, parts: Iterable[UOp]) -> list[UOp] | None:
         if above and m is not None and (m >= n if op is Ops.AND else m <= n): return None
     return [c for c in parts if (b := bound_of(c)) is None or best[b[:2]] == b[2]]
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c170
+# %% ../../nbs/ir/05_symbolic.ipynb #c174
 def joined(op: Ops, *conditions: UOp) -> UOp:
     "Canonical AND or OR of conditions"
     neutral, settling = (TRUE, FALSE) if op is Ops.AND else (FALSE, TRUE)
@@ -528,7 +547,7 @@ def joined(op: Ops, *conditions: UOp) -> UOp:
     for c in rest: first = node(op, dtypes.bool, (first, c))
     return first
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c172
+# %% ../../nbs/ir/05_symbolic.ipynb #c176
 def both(a: UOp, b: UOp) -> UOp:
     "Canonical a and b"
     return joined(Ops.AND, a, b)
@@ -537,7 +556,7 @@ def either(a: UOp, b: UOp) -> UOp:
     "Canonical a or b"
     return joined(Ops.OR, a, b)
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c175
+# %% ../../nbs/ir/05_symbolic.ipynb #c179
 def unequal(a: UOp, b: UOp) -> UOp:
     "Canonical a != b of conditions"
     flips = sum(is_not(c) or c is TRUE for c in (a, b))
@@ -547,14 +566,14 @@ def unequal(a: UOp, b: UOp) -> UOp:
     else: found = node(Ops.CMPNE, dtypes.bool, tuple(sorted((a, b), key=order)))
     return negated(found) if flips % 2 else found
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c178
+# %% ../../nbs/ir/05_symbolic.ipynb #c182
 def larger(a: UOp, b: UOp) -> UOp:
     "Canonical maximum of two numbers"
     d = add(a, b, -1)
     if d.vmin >= 0 or d.vmax <= 0: return a if d.vmin >= 0 else b
     return node(Ops.MAX, dtypes.index, tuple(sorted((a, b), key=order)))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c180
+# %% ../../nbs/ir/05_symbolic.ipynb #c184
 def where(c: UOp, a: UOp, b: UOp) -> UOp:
     "Canonical `a if c else b`"
     if a is b or c.op is Ops.CONST: return b if c is FALSE else a
@@ -564,7 +583,7 @@ def where(c: UOp, a: UOp, b: UOp) -> UOp:
     if {a, b} & {TRUE, FALSE}: return either(both(c, a), both(negated(c), b))
     return node(Ops.WHERE, a.dtype, (c, a, b))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c183
+# %% ../../nbs/ir/05_symbolic.ipynb #c187
 def converted(dtype: DType, a: UOp) -> UOp:
     "Canonical conversion of a scalar to bool or index"
     if a.dtype is dtype: return a
@@ -575,7 +594,7 @@ def converted(dtype: DType, a: UOp) -> UOp:
         if a.dtype.min <= low and high <= a.dtype.max: return a.src[0]
     return node(Ops.CAST, dtype, (a,))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c186
+# %% ../../nbs/ir/05_symbolic.ipynb #c190
 def shifted(a: UOp, b: UOp, by: Callable) -> UOp | None:
     "What a shift by a constant is; None for other shifts"
     return by(a, 1 << b.arg) if b.op is Ops.CONST and 0 <= b.arg < 64 else None
@@ -589,14 +608,14 @@ TRUTHS: dict[Ops, Callable] = {
     Ops.MUL: both, Ops.ADD: either, Ops.MAX: either, Ops.CMPLT: lambda a, b: both(negated(a), b)}
 QUESTIONS: dict[Ops, Callable] = {Ops.CMPLT: less_than, Ops.CMPNE: different}
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c188
+# %% ../../nbs/ir/05_symbolic.ipynb #c192
 def law(u: UOp, kind: DType) -> Callable | None:
     "The law for a node whose first source has the dtype `kind`"
     if u.dtype is dtypes.index and kind is dtypes.index: return NUMBERS.get(u.op)
     if u.dtype is not dtypes.bool: return None
     return TRUTHS.get(u.op) if kind is u.dtype else QUESTIONS.get(u.op) if kind is dtypes.index else None
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c191
+# %% ../../nbs/ir/05_symbolic.ipynb #c195
 def step(u: UOp, src: tuple[UOp, ...]) -> UOp:
     "Canonical form of a node over the canonical forms of its sources"
     if u.op is Ops.WHERE: return settled(where(*src))
@@ -605,7 +624,7 @@ def step(u: UOp, src: tuple[UOp, ...]) -> UOp:
     if rule and (found := rule(*src)) is not None: return settled(found)
     return settled(u if src == u.src else UOp(u.op, u.dtype, src, u.arg, u.tag))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c200
+# %% ../../nbs/ir/05_symbolic.ipynb #c204
 def index_dtype(u: UOp) -> DType:
     "int32 where every part of the expression fits, else int64"
     small = dtypes.int32
@@ -614,7 +633,7 @@ def index_dtype(u: UOp) -> DType:
                for n in parts if n.dtype is dtypes.index)
     return small if fits else dtypes.int64
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c203
+# %% ../../nbs/ir/05_symbolic.ipynb #c207
 def guarded(fn: Callable[[float], float], at_zero: float = math.nan) -> Callable[[float], float]:
     "The function of a float: infinity where it overflows, nan where it has no value"
     def run(a: float) -> float:
@@ -624,18 +643,18 @@ def guarded(fn: Callable[[float], float], at_zero: float = math.nan) -> Callable
         except ValueError: return math.nan
     return run
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c205
+# %% ../../nbs/ir/05_symbolic.ipynb #c209
 def true_divide(a: float, b: float) -> float:
     "Quotient of floats; infinite or nan where the divisor is 0"
     if b: return a / b
     return math.copysign(math.inf, a) * math.copysign(1, b) if a and a == a else math.nan
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c208
+# %% ../../nbs/ir/05_symbolic.ipynb #c212
 def greater(a: float, b: float) -> float:
     "Maximum of floats, nan where one is nan"
     return a if a > b or a != a else b
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c211
+# %% ../../nbs/ir/05_symbolic.ipynb #c215
 FLOATING: dict[Ops, Callable] = {
     **{op: PYTHON[op] for op in (Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.CMPLT, Ops.CMPNE)},
     Ops.MAX: greater, Ops.FDIV: true_divide, Ops.EXP2: guarded(math.exp2),
@@ -643,7 +662,7 @@ FLOATING: dict[Ops, Callable] = {
     Ops.SIN: guarded(math.sin),
     Ops.TRUNC: lambda a: math.copysign(math.trunc(a), a) if math.isfinite(a) else a}
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c213
+# %% ../../nbs/ir/05_symbolic.ipynb #c217
 def fold(u: UOp) -> UOp | None:
     "The constant that arithmetic on constants gives; None where that is not settled"
     table = FLOATING if dtypes.is_float(u.src[0].dtype) else PYTHON
@@ -652,7 +671,7 @@ def fold(u: UOp) -> UOp | None:
     if u.op not in table or shift and not 0 <= u.src[1].arg < u.dtype.bitsize: return None
     return UOp.const(u.dtype, table[u.op](*(s.arg for s in u.src)))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c216
+# %% ../../nbs/ir/05_symbolic.ipynb #c220
 def fold_cast(u: UOp, x: UOp) -> UOp | None:
     "The constant that a CAST of one gives; None where machines differ"
     if dtypes.is_float(x.dtype) and dtypes.is_int(u.dtype):
@@ -666,14 +685,14 @@ folding = PatternMatcher([
     (UPat(GroupOp.ALU, src=UPat(Ops.CONST), name='u'), fold),
     (UPat(Ops.CAST, src=(UPat.cvar('x'),), name='u'), fold_cast)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c219
+# %% ../../nbs/ir/05_symbolic.ipynb #c223
 def zero(dtype: Any) -> UPat:
     "Pattern of the constant 0, which is not -0.0"
     return UPat.const(dtype, 0)
 
 ONE = UPat.const(None, 1)
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c221
+# %% ../../nbs/ir/05_symbolic.ipynb #c225
 identities = PatternMatcher([
     (X + zero((*INTS, dtypes.bool)), lambda x: x),
     (X + UPat.const(FLOATS, -0.0), lambda x: x),
@@ -682,9 +701,10 @@ identities = PatternMatcher([
     (X / ONE, lambda x: x),
     (X // ONE, lambda x: x),
     (UPat(Ops.NEG, src=(-X,)), lambda x: x),
-    (UPat((Ops.MAX, Ops.AND, Ops.OR), src=(X, X)), lambda x: x)])
+    (UPat((Ops.MAX, Ops.AND, Ops.OR), src=(X, X)), lambda x: x),
+    (UPat(Ops.MAX, src=[X, C]), lambda x, c: x if c.arg == c.dtype.min else None)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c224
+# %% ../../nbs/ir/05_symbolic.ipynb #c228
 def scalar_like(u: UOp, value: Any) -> UOp | None:
     "Constant in place of a scalar; None for values with a shape"
     return UOp.const(u.dtype, value) if not u.shape else None
@@ -697,7 +717,7 @@ annihilators = PatternMatcher([
     (UPat(Ops.CMPLT, src=(X, X), name='u'), lambda u, x: scalar_like(u, False)),
     (UPat(Ops.CMPNE, src=(XI, XI), name='u'), lambda u, x: scalar_like(u, False))])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c227
+# %% ../../nbs/ir/05_symbolic.ipynb #c231
 YES, NO = UPat.const(dtypes.bool, True), UPat.const(dtypes.bool, False)
 bitwise = PatternMatcher([
     (UPat((Ops.OR, Ops.XOR), src=[X, zero(None)]), lambda x: x),
@@ -707,12 +727,12 @@ bitwise = PatternMatcher([
     (X.ne(YES).ne(YES), lambda x: x),
     (X.ne(NO), lambda x: x)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c230
+# %% ../../nbs/ir/05_symbolic.ipynb #c234
 def swap(u: UOp, c: UOp, x: UOp) -> UOp | None:
     "The same with the constant last"
     return None if x.op is Ops.CONST else u.replace(src=(x, c))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c232
+# %% ../../nbs/ir/05_symbolic.ipynb #c236
 def regroup(u: UOp, x: UOp, c: UOp, d: UOp) -> UOp:
     "One operation in place of two with constants"
     return u.replace(src=(x, UOp.const(u.dtype, PYTHON[u.op](c.arg, d.arg))))
@@ -721,7 +741,7 @@ collecting = PatternMatcher([
     (UPat(GroupOp.Commutative - {Ops.MAX}, src=(C, X), name='u'), swap),
     *[(UPat(op, INTS, (UPat(op, src=(X, C)), D), name='u'), regroup) for op in (Ops.ADD, Ops.MUL)]])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c235
+# %% ../../nbs/ir/05_symbolic.ipynb #c239
 def reciprocal(x: UOp, c: UOp) -> UOp | None:
     "Multiplication in place of division by a power of two"
     exact = math.frexp(c.arg)[0] in (0.5, -0.5) and 2**-10 <= abs(c.arg) <= 2**10
@@ -729,7 +749,7 @@ def reciprocal(x: UOp, c: UOp) -> UOp | None:
 
 powers = PatternMatcher([(X / UPat.cvar('c', FLOATS), reciprocal)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c238
+# %% ../../nbs/ir/05_symbolic.ipynb #c242
 def direct(u: UOp, x: UOp, y: UOp) -> UOp | None:
     "One CAST in place of two"
     ints = all(dtypes.is_int(n.dtype) for n in (u, x, y))
@@ -738,15 +758,16 @@ def direct(u: UOp, x: UOp, y: UOp) -> UOp | None:
 
 conversions = PatternMatcher([
     (UPat(Ops.CAST, src=(X,), name='u'), lambda u, x: x if u.dtype is x.dtype else None),
-    (UPat(Ops.CAST, src=(UPat(Ops.CAST, src=(X,), name='y'),), name='u'), direct)])
+    (UPat(Ops.CAST, src=(UPat(Ops.CAST, src=(X,), name='y'),), name='u'), direct),
+    (UPat.var('x', dtypes.bool).cast().ne(zero(None)), lambda x: x)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c241
+# %% ../../nbs/ir/05_symbolic.ipynb #c245
 def choose(u: UOp, c: UOp, x: UOp, y: UOp) -> UOp | None:
     "The branch that a constant condition takes"
     kept = x if c.arg else y
     return kept if kept.shape == u.shape else None
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c243
+# %% ../../nbs/ir/05_symbolic.ipynb #c247
 def turned(c: UOp, x: UOp, y: UOp) -> UOp | None:
     "The choice by a condition in place of its negation"
     return UOp(Ops.WHERE, x.dtype, (c, y, x)) if c.dtype is dtypes.bool else None
@@ -758,7 +779,7 @@ choices = PatternMatcher([
     (B.ne(True).where(X, Y), turned),
     (B.where(YES, NO), lambda c: c)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c246
+# %% ../../nbs/ir/05_symbolic.ipynb #c250
 def gated(u: UOp, c: UOp) -> UOp:
     "The load without its gate, or 0"
     return u.replace(src=u.src[:2]) if c.arg else UOp.const(u.dtype, 0)
@@ -767,14 +788,14 @@ loads = PatternMatcher([
     (UPat(Ops.INDEX, src=(UPat(), UPat(), C), name='u'), gated),
     (B.where(UPat(Ops.INDEX, src=(UPat(), UPat(), B), name='u'), zero(None)), lambda c, u: u)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c249
+# %% ../../nbs/ir/05_symbolic.ipynb #c253
 def count(ranges: Iterable[UOp]) -> UOp:
     "How many steps loops take together"
     out = num(1)
     for r in ranges: out = multiply(out, simplify(r.src[0]))
     return out
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c251
+# %% ../../nbs/ir/05_symbolic.ipynb #c255
 def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
     "A value reduced with itself n times; None where that needs a loop"
     if u.arg[0] is Ops.MAX: return value if n.vmin > 0 else None
@@ -783,7 +804,7 @@ def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
     if value.op is Ops.CONST: return UOp.const(u.dtype, value.arg * n.arg if n.arg else 0)
     return UOp(Ops.MUL, u.dtype, (value, UOp.const(u.dtype, n.arg)))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c254
+# %% ../../nbs/ir/05_symbolic.ipynb #c258
 def closed(u: UOp) -> UOp | None:
     "A REDUCE without the ranges on which its value does not depend"
     value, *ranges = u.src
@@ -795,7 +816,7 @@ def closed(u: UOp) -> UOp | None:
 
 reductions = PatternMatcher([(UPat(Ops.REDUCE, name='u'), closed)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c257
+# %% ../../nbs/ir/05_symbolic.ipynb #c261
 def on_index(u: UOp) -> UOp | None:
     "Canonical form of an index or a scalar condition"
     if u.shape or u.src[0].dtype not in (dtypes.index, dtypes.bool): return None

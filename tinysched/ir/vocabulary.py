@@ -4,17 +4,28 @@
 
 # %% auto #0
 __all__ = ['NUMBERS', 'LOGIC', 'TINY', 'STEEP', 'Ops', 'GroupOp', 'AxisError', 'resolve_axis', 'resolve_axes', 'sizes', 'same',
-           'broadcast_shape', 'ints', 'symbols', 'count', 'infer', 'check_reshape', 'check_expand', 'check_permute',
-           'check_flip', 'check_pairs', 'check_pad', 'check_shrink', 'Primitives', 'Operands', 'Reshaping', 'Ordering',
-           'Cutting', 'pad_pairs', 'weak', 'meeting', 'converted', 'aligned', 'logic', 'Pairing', 'known', 'Adding',
-           'Comparing', 'Bitwise', 'Bits', 'Dividing', 'true_quotient', 'floor_quotient', 'remainder',
-           'NamedArithmetic', 'NamedDivision', 'NamedBits', 'Choosing', 'upside_down', 'Clipping', 'least',
-           'same_number', 'Rounding', 'Signs', 'Exponentials', 'Logarithms', 'Waves', 'times', 'int_power',
-           'float_power', 'power', 'Powers', 'Casting', 'Activations', 'SoftActivations', 'Reducing', 'Extremes',
-           'Statistics', 'Softmaxes', 'LogSums', 'Positions', 'Squeezing', 'Joining', 'running', 'Stacking',
-           'Splitting', 'spell_out', 'span', 'window', 'Slicing', 'Entries', 'is_value', 'position', 'picked',
-           'Indexing', 'check_matmul', 'Matmul', 'MatmulNames', 'outputs', 'apart', 'sliding', 'spread', 'windows',
-           'around', 'check_conv', 'Convolution', 'Pooling', 'Masks', 'reduced', 'Losses', 'ClassLosses', 'Vocabulary']
+           'columns', 'broadcast_shape', 'ints', 'symbols', 'count', 'left_over', 'infer', 'check_reshape',
+           'check_expand', 'check_permute', 'check_flip', 'check_pairs', 'check_pad', 'check_shrink', 'Primitives',
+           'Operands', 'Reshaping', 'Stretching', 'Expanding', 'Ordering', 'Transposing', 'Flipping', 'Cutting',
+           'Surrounding', 'weak', 'meeting', 'converted', 'aligned', 'Pairing', 'logic', 'Combining', 'Adding',
+           'Subtracting', 'known', 'Differing', 'Comparing', 'AtMost', 'Bitwise', 'Bits', 'Inverting', 'Shifts',
+           'true_quotient', 'floor_quotient', 'remainder', 'Meeting', 'Dividing', 'FloorDividing', 'Naming',
+           'NamedArithmetic', 'NamedDivision', 'NamedBits', 'NamedShifts', 'Choosing', 'Deciding', 'upside_down',
+           'Extremal', 'Smaller', 'Clipping', 'pad_pairs', 'least', 'is_zero', 'Inside', 'Padding', 'Rounding',
+           'Flooring', 'Nearest', 'Signs', 'Signing', 'Oddities', 'Widening', 'Functions', 'Logarithms',
+           'log_of_one_more', 'Reciprocals', 'Waves', 'times', 'int_power', 'float_power', 'power', 'NumberPowers',
+           'Powers', 'Reflected', 'Casting', 'IntCasting', 'Rectifying', 'Leaking', 'logistic', 'Sigmoids', 'Gates',
+           'GaussianGate', 'Softplus', 'Folding', 'Reductions', 'AddingUp', 'Sums', 'Multiplying', 'Extremes',
+           'Minimum', 'Quantifiers', 'Every', 'Averages', 'Means', 'Deviations', 'Spread', 'Sinking', 'shares',
+           'log_shares', 'Softmaxes', 'LogSoftmaxes', 'log_of_sum', 'LogSums', 'Places', 'FirstMax', 'Positions',
+           'Lowest', 'Squeezing', 'Unsqueezing', 'Flattening', 'Unflattening', 'running', 'Placing', 'Fitting',
+           'Joining', 'Stacking', 'Repeating', 'Interleaving', 'Splitting', 'Parting', 'Chunking', 'spell_out', 'one',
+           'span', 'window', 'Stepping', 'Slicing', 'Entries', 'Checking', 'is_value', 'position', 'fetched', 'picked',
+           'Picking', 'Indexing', 'Gathering', 'check_matmul', 'Products', 'Matmul', 'MatmulOperators', 'Linear',
+           'outputs', 'Axis', 'sliding', 'apart', 'spread', 'windowed_axes', 'windows', 'around', 'check_conv',
+           'grouped', 'Convolution', 'Pools', 'Pooling', 'Averaging', 'Triangles', 'Halves', 'Masks', 'Cumulating',
+           'reduced', 'Distances', 'AbsoluteDistances', 'Binary', 'BinaryLogits', 'Likelihood', 'Likelihoods',
+           'LogLoss', 'CrossEntropy', 'ClassLosses', 'Vocabulary']
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c2
 import math
@@ -23,10 +34,12 @@ from enum import IntEnum, auto
 from typing import Any, Self
 
 from ..helpers import flatten, prod
-from .dtype import (DType, dtypes, from_py, least_upper_dtype,
-                                least_upper_float, sum_acc_dtype)
+from .dtype import (DType, dtypes, from_py, least_upper_dtype, least_upper_float,
+                                sum_acc_dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c3
+NUMBERS = {bool, int, float}   # plain Python numbers
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c8
 class Ops(IntEnum):
     "Kinds of node"
     SINK = auto(); BUFFER = auto(); ALLOC = auto(); PARAM = auto(); BIND = auto(); CONST = auto()
@@ -34,19 +47,20 @@ class Ops(IntEnum):
     LINEAR = auto(); PROGRAM = auto(); FUNCTION = auto(); TUPLE = auto(); GETTUPLE = auto()
     DETACH = auto(); CONTIGUOUS_BACKWARD = auto()
     UNSHARD = auto(); MSELECT = auto(); MSTACK = auto(); ALLREDUCE = auto()
-    RESHAPE = auto(); PERMUTE = auto(); EXPAND = auto(); PAD = auto(); SHRINK = auto(); FLIP = auto()
+    RESHAPE = auto(); PERMUTE = auto(); EXPAND = auto()
+    PAD = auto(); SHRINK = auto(); FLIP = auto()
     RANGE = auto(); END = auto(); INDEX = auto(); REDUCE = auto(); LOAD = auto(); ACC = auto()
-    ASSIGN = auto(); VECTOR = auto(); GEP = auto(); SPECIAL = auto(); BARRIER = auto(); NOOP = auto()
-    CAST = auto(); BITCAST = auto(); NEG = auto(); EXP2 = auto(); LOG2 = auto(); SIN = auto()
-    SQRT = auto(); TRUNC = auto(); ADD = auto(); SUB = auto(); MUL = auto(); FDIV = auto()
-    IDIV = auto(); MOD = auto(); MAX = auto(); CMPLT = auto(); CMPNE = auto(); AND = auto()
-    OR = auto(); XOR = auto(); SHL = auto(); SHR = auto(); WHERE = auto()
+    ASSIGN = auto(); VECTOR = auto(); GEP = auto(); SPECIAL = auto(); BARRIER = auto()
+    NOOP = auto(); CAST = auto(); BITCAST = auto(); NEG = auto(); EXP2 = auto(); LOG2 = auto()
+    SIN = auto(); SQRT = auto(); TRUNC = auto(); ADD = auto(); SUB = auto(); MUL = auto()
+    FDIV = auto(); IDIV = auto(); MOD = auto(); MAX = auto(); CMPLT = auto(); CMPNE = auto()
+    AND = auto(); OR = auto(); XOR = auto(); SHL = auto(); SHR = auto(); WHERE = auto()
 
     def __repr__(self) -> str: return f'Ops.{self.name}'
     __str__ = __repr__
     def __format__(self, spec: str) -> str: return format(repr(self), spec)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c4
+# %% ../../nbs/ir/02_vocabulary.ipynb #c10
 class GroupOp:
     "Sets of node kinds that rules speak about"
     Unary = frozenset((Ops.NEG, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.TRUNC))
@@ -60,21 +74,21 @@ class GroupOp:
     Movement = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP))
     State = frozenset((Ops.AFTER, Ops.BUFFER, Ops.ALLOC, Ops.PARAM))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c6
+# %% ../../nbs/ir/02_vocabulary.ipynb #c14
 class AxisError(ValueError, IndexError):
     "An axis that the value does not have"
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c16
 def resolve_axis(op: str, axis: Any, ndim: int) -> int:
     "The axis counted from the front"
     if isinstance(axis, bool) or not hasattr(axis, '__index__'):
         raise TypeError(f'{op}: an axis is an int, got {axis!r}')
     i = axis.__index__()
-    if not -ndim <= i < ndim:
-        wanted = f'{-ndim} to {ndim - 1}' if ndim else 'none, it has no axes'
-        raise AxisError(f'{op}: axis {i} of a value with {ndim} axes; wanted {wanted}')
-    return i % ndim
+    if -ndim <= i < ndim: return i % ndim
+    wanted = f'{-ndim} to {ndim - 1}' if ndim else 'none, it has no axes'
+    raise AxisError(f'{op}: axis {i} of a value with {ndim} axes; wanted {wanted}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c8
+# %% ../../nbs/ir/02_vocabulary.ipynb #c19
 def resolve_axes(op: str, axis: Any, ndim: int) -> tuple[int, ...]:
     "The axes in ascending order, all of them for None"
     if axis is None: return tuple(range(ndim))
@@ -84,34 +98,40 @@ def resolve_axes(op: str, axis: Any, ndim: int) -> tuple[int, ...]:
         raise ValueError(f'{op}: axis {axis} names one axis twice; name each once')
     return tuple(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c10
+# %% ../../nbs/ir/02_vocabulary.ipynb #c22
 def sizes(op: str, args: Sequence[Any], what: str = 'shape') -> tuple:
-    "The numbers given one by one or as one tuple, as plain ints; a symbolic one stays as it is"
+    "The numbers given one by one or as one tuple; what is symbolic stays as it is"
     if len(args) == 1 and isinstance(args[0], (tuple, list)): args = args[0]
     for n in args:
         if isinstance(n, (float, str, tuple, list)):
             raise TypeError(f'{op}: {what} {tuple(args)} contains {n!r}; wanted ints')
-    return tuple(n.__index__() if n is not None and hasattr(n, '__index__') else n for n in args)
+    return tuple(n.__index__() if hasattr(n, '__index__') else n for n in args)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c12
+# %% ../../nbs/ir/02_vocabulary.ipynb #c24
 def same(a: Any, b: Any) -> bool:
     "Whether two sizes are known to be equal"
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c27
+def columns(shapes: Sequence[tuple]) -> list[tuple]:
+    "The sizes that stand under each other when shapes are aligned at the right"
+    ndim = max(map(len, shapes), default=0)
+    return list(zip(*((1,) * (ndim - len(s)) + tuple(s) for s in shapes)))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c30
 def broadcast_shape(*shapes: tuple, op: str = 'broadcast') -> tuple:
     "The shape that all of them stretch to"
-    ndim = max(map(len, shapes), default=0)
-    out: tuple = ()
-    for column in zip(*((1,) * (ndim - len(s)) + tuple(s) for s in shapes)):
+    table, out = columns(shapes), []
+    for axis, column in enumerate(table, -len(table)):
         long = [n for n in column if not same(n, 1)]
         if any(not same(n, long[0]) for n in long):
-            given = ' and '.join(map(str, shapes))
-            raise ValueError(f'{op}: shapes {given} do not broadcast: axis {len(out) - ndim} has sizes '
-                             f'{" and ".join(map(str, column))}; wanted equal ones or 1. Try reshape')
-        out += (long[0] if long else 1,)
-    return out
+            raise ValueError(f'{op}: shapes {" and ".join(map(str, shapes))} do not broadcast: '
+                             f'axis {axis} has sizes {" and ".join(map(str, column))}; '
+                             f'wanted equal ones or 1. Try reshape')
+        out.append(long[0] if long else 1)
+    return tuple(out)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c14
+# %% ../../nbs/ir/02_vocabulary.ipynb #c33
 def ints(shape: tuple) -> tuple[int, ...]:
     "The sizes that are plain numbers"
     return tuple(n for n in shape if isinstance(n, int))
@@ -120,73 +140,78 @@ def symbols(shape: tuple) -> list:
     "The sizes that are not, in an order that does not matter"
     return sorted((n for n in shape if not isinstance(n, int)), key=id)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c35
 def count(shape: tuple) -> str:
     "Words for a shape and its number of elements"
     return f'{shape} of {prod(shape)} elements' if ints(shape) == shape else f'{shape}'
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c16
+# %% ../../nbs/ir/02_vocabulary.ipynb #c38
+def left_over(shape: tuple, known: tuple) -> Any:
+    "The size that -1 stands for beside the known ones"
+    if symbols(known) == symbols(shape): shape, known = ints(shape), ints(known)
+    total, part = prod(shape), prod(known)
+    if isinstance(total, int) and isinstance(part, int) and (part == 0 or total % part):
+        raise ValueError(f'reshape: no size beside {known} holds {count(shape)}; '
+                         f'try sizes that divide it')
+    return total // part
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c40
 def infer(shape: tuple, new: tuple) -> tuple:
     "The new shape with its single -1 replaced by what the elements leave over"
-    if sum(same(n, -1) for n in new) > 1:
-        raise ValueError(f'reshape: {new} has more than one -1; only one size can be inferred')
     known = tuple(n for n in new if not same(n, -1))
-    if symbols(known) == symbols(shape): total, part = prod(ints(shape)), prod(ints(known))
-    else: total, part = prod(shape), prod(known)
-    if isinstance(total, int) and isinstance(part, int) and (part == 0 or total % part):
-        raise ValueError(f'reshape: no size makes {new} hold {count(shape)}; try sizes that divide it')
-    return tuple(total // part if same(n, -1) else n for n in new)
+    if len(new) - len(known) > 1:
+        raise ValueError(f'reshape: {new} has more than one -1; only one size can be inferred')
+    return tuple(left_over(shape, known) if same(n, -1) else n for n in new)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c18
+# %% ../../nbs/ir/02_vocabulary.ipynb #c43
 def check_reshape(shape: tuple, new: tuple) -> tuple:
-    "The new shape, complete: None keeps the size at its place, -1 takes what is left over"
+    "The new shape, complete: None keeps a size, -1 takes what is left over"
     new = tuple(shape[i] if n is None and i < len(shape) else n for i, n in enumerate(new))
     if any(same(n, -1) for n in new): new = infer(shape, new)
     if None in new or any(n < 0 for n in ints(new)):
-        raise ValueError(f'reshape: {new} is not a shape; wanted sizes of 0 or more, at most one of them -1')
+        raise ValueError(f'reshape: {new} is not a shape; wanted sizes of 0 or more, or one -1')
     if symbols(shape) == symbols(new) and prod(ints(shape)) != prod(ints(new)):
         raise ValueError(f'reshape: {count(shape)} cannot become {count(new)}; '
                          f'the number of elements must stay. Try -1 for one size')
     return new
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c20
+# %% ../../nbs/ir/02_vocabulary.ipynb #c46
 def check_expand(shape: tuple, new: tuple) -> tuple:
     "The new shape, complete: -1 and None keep a size, and only sizes of 1 may change"
     if len(new) < len(shape):
-        raise ValueError(f'expand: {new} has fewer axes than {shape}; wanted at least {len(shape)}')
+        raise ValueError(f'expand: {new} is shorter than {shape}; wanted {len(shape)} axes or more')
     old = (1,) * (len(new) - len(shape)) + tuple(shape)
     new = tuple(o if n is None or same(n, -1) else n for o, n in zip(old, new))
-    for axis, (o, n) in enumerate(zip(old, new)):
+    for o, n in zip(old, new):
         if same(o, n) or (same(o, 1) and not (isinstance(n, int) and n < 0)): continue
-        raise ValueError(f'expand: {shape} to {new}: axis {axis} has size {o}, and only 1 can become {n}. '
+        raise ValueError(f'expand: {shape} to {new}: size {o} cannot become {n}, only 1 can. '
                          f'Try repeat, or unsqueeze first')
     return new
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c22
+# %% ../../nbs/ir/02_vocabulary.ipynb #c48
 def check_permute(shape: tuple, order: tuple) -> tuple[int, ...]:
     "The order with axes counted from the front"
-    if len(order) != len(shape):
-        raise ValueError(f'permute: order {order} for shape {shape}; wanted each of {len(shape)} axes once')
     axes = tuple(resolve_axis('permute', i, len(shape)) for i in order)
-    if len(set(axes)) < len(axes):
-        raise ValueError(f'permute: order {order} names an axis twice; wanted each of {len(shape)} once')
-    return axes
+    if sorted(axes) == list(range(len(shape))): return axes
+    raise ValueError(f'permute: order {order} for shape {shape}; wanted each of its {len(shape)} '
+                     f'axes once')
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c51
 def check_flip(shape: tuple, axes: tuple | None) -> tuple[int, ...]:
     "The axes to reverse, ascending and counted from the front"
     return resolve_axes('flip', axes, len(shape))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c24
+# %% ../../nbs/ir/02_vocabulary.ipynb #c54
 def check_pairs(op: str, shape: tuple, pairs: Any, empty: Callable[[Any], tuple]) -> tuple:
     "A pair of numbers for each axis; None stands for `empty(size)`"
-    if not isinstance(pairs, (tuple, list)) or len(pairs) != len(shape):
-        raise ValueError(f'{op}: {pairs} for shape {shape}; wanted {len(shape)} pairs, one for each axis')
-    filled = [empty(n) if p is None else p for p, n in zip(pairs, shape)]
-    for p in filled:
-        if not isinstance(p, (tuple, list)) or len(p) != 2:
-            raise ValueError(f'{op}: {p!r} is not a pair; wanted two numbers for each of {len(shape)} axes')
-    return tuple(sizes(op, p, 'pair') for p in filled)
+    if isinstance(pairs, (tuple, list)) and len(pairs) == len(shape):
+        filled = [empty(n) if p is None else p for p, n in zip(pairs, shape)]
+        if all(isinstance(p, (tuple, list)) and len(p) == 2 for p in filled):
+            return tuple(sizes(op, tuple(p), 'pair') for p in filled)
+    raise ValueError(f'{op}: {pairs} for shape {shape}; wanted two numbers for each of '
+                     f'{len(shape)} axes')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c26
+# %% ../../nbs/ir/02_vocabulary.ipynb #c56
 def check_pad(shape: tuple, pairs: Any) -> tuple:
     "Elements to add (before, after) each axis"
     out = check_pairs('pad', shape, pairs, lambda n: (0, 0))
@@ -194,17 +219,17 @@ def check_pad(shape: tuple, pairs: Any) -> tuple:
         raise ValueError(f'pad: {pairs} has a negative number; wanted 0 or more. Try shrink')
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c28
+# %% ../../nbs/ir/02_vocabulary.ipynb #c59
 def check_shrink(shape: tuple, pairs: Any) -> tuple:
     "The (start, end) to keep of each axis"
     out = check_pairs('shrink', shape, pairs, lambda n: (0, n))
     for axis, (n, p) in enumerate(zip(shape, out)):
-        known = list(ints((0, *p, n)))
-        if known != sorted(known):
-            raise ValueError(f'shrink: {p} of axis {axis}, which has size {n}; wanted 0 <= start <= end <= {n}')
+        if list(known := ints((0, *p, n))) != sorted(known):
+            raise ValueError(f'shrink: {p} of axis {axis}, which has size {n}; '
+                             f'wanted 0 <= start <= end <= {n}')
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c30
+# %% ../../nbs/ir/02_vocabulary.ipynb #c62
 class Primitives:
     "What a class must offer to get the vocabulary"
     __slots__ = ()
@@ -219,22 +244,22 @@ class Primitives:
     def bitcast(self, dtype: Any) -> Self: raise NotImplementedError
     def const_like(self, value: Any) -> Self: raise NotImplementedError
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c32
+# %% ../../nbs/ir/02_vocabulary.ipynb #c64
 class Operands(Primitives):
     "Hooks with a default: what may stand beside a value of the class"
     __slots__ = ()
+    const: Any   # makes a scalar of (dtype, value)
+    arange: Any  # makes the numbers below n
     def _wrap(self, x: Any) -> Any: return x if isinstance(x, type(self)) else None
-    def _const(self, value: Any, dtype: DType) -> Any: return type(self).const(dtype, value)  # type: ignore[attr-defined]
-    def _arange(self, n: Any, dtype: DType) -> Any: return type(self).arange(n, dtype)  # type: ignore[attr-defined]
+    def _const(self, value: Any, dtype: DType) -> Any: return type(self).const(dtype, value)
+    def _arange(self, n: Any, dtype: DType) -> Any: return type(self).arange(n, dtype)
     def _snapshot(self) -> Self: return self
     def _pad_view(self, pairs: tuple) -> Self: return self._movement(Ops.PAD, pairs)
 
     @property
-    def ndim(self) -> int:
-        "The number of axes"
-        return len(self.shape)
+    def ndim(self) -> int: return len(self.shape)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c34
+# %% ../../nbs/ir/02_vocabulary.ipynb #c73
 class Reshaping(Operands):
     "Other shapes for the same elements"
     __slots__ = ()
@@ -243,33 +268,47 @@ class Reshaping(Operands):
         new = check_reshape(self.shape, sizes('reshape', shape))
         return self if new == self.shape else self._movement(Ops.RESHAPE, new)
 
-    def view(self, *shape: Any) -> Self:
-        "The same as `reshape`"
-        return self.reshape(*shape)
+    def view(self, *shape: Any) -> Self: return self.reshape(*shape)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c75
+class Stretching(Reshaping):
+    "Broadcasting to a known shape"
+    __slots__ = ()
+    def _stretch(self, shape: tuple) -> Self:
+        if self.shape == shape: return self
+        x = self.reshape((1,) * (len(shape) - self.ndim) + self.shape)
+        return x if x.shape == shape else x._movement(Ops.EXPAND, shape)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c78
+class Expanding(Stretching):
+    "Elements repeated without being stored again"
+    __slots__ = ()
     def expand(self, *shape: Any) -> Self:
         "Axes of size 1 stretched, and new axes in front; -1 and None keep a size"
         return self._stretch(check_expand(self.shape, sizes('expand', shape)))
 
-    def _stretch(self, shape: tuple) -> Self:
-        if self.shape == shape: return self
-        same_ndim = self.reshape((1,) * (len(shape) - self.ndim) + self.shape)
-        return same_ndim if same_ndim.shape == shape else same_ndim._movement(Ops.EXPAND, shape)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c36
-class Ordering(Reshaping):
-    "Axes in another order or direction"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c81
+class Ordering(Expanding):
+    "Axes in another order"
     __slots__ = ()
     def permute(self, *order: Any) -> Self:
         "The axes in another order"
         axes = check_permute(self.shape, sizes('permute', order, 'order'))
         return self if axes == tuple(range(self.ndim)) else self._movement(Ops.PERMUTE, axes)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c83
+class Transposing(Ordering):
+    "Two axes exchanged"
+    __slots__ = ()
     def transpose(self, dim0: int = 1, dim1: int = 0) -> Self:
         "Two axes exchanged"
         a, b = (resolve_axis('transpose', d, self.ndim) for d in (dim0, dim1))
         return self.permute([b if i == a else a if i == b else i for i in range(self.ndim)])
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c86
+class Flipping(Transposing):
+    "Axes exchanged or reversed"
+    __slots__ = ()
     @property
     def T(self) -> Self:
         "The first two axes exchanged; a value with fewer axes as it is"
@@ -280,8 +319,8 @@ class Ordering(Reshaping):
         axes = check_flip(self.shape, sizes('flip', axis, 'axis') if axis else None)
         return self._movement(Ops.FLIP, axes) if axes else self
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c38
-class Cutting(Ordering):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c89
+class Cutting(Flipping):
     "Elements left out, and zeros added"
     __slots__ = ()
     def shrink(self, arg: Any) -> Self:
@@ -290,25 +329,16 @@ class Cutting(Ordering):
         whole = all(same(a, 0) and same(b, n) for (a, b), n in zip(pairs, self.shape))
         return self if whole else self._movement(Ops.SHRINK, pairs)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c91
+class Surrounding(Cutting):
+    "Zeros added"
+    __slots__ = ()
     def _zeros_around(self, pairs: tuple, view: bool = False) -> Self:
         pairs = check_pad(self.shape, pairs)
         if all(same(n, 0) for p in pairs for n in p): return self if view else self._snapshot()
         return self._pad_view(pairs) if view else self._movement(Ops.PAD, pairs)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c40
-def pad_pairs(padding: Any, ndim: int) -> tuple:
-    "Padding as a pair for each axis; a flat tuple, as PyTorch has it, begins with the last axis"
-    if not isinstance(padding, (tuple, list)) or any(p is None or isinstance(p, (tuple, list)) for p in padding):
-        return padding
-    if len(padding) % 2 or len(padding) > 2 * ndim:
-        raise ValueError(f'pad: {padding} for {ndim} axes; wanted a pair for each axis, '
-                         f'or an even number of ints for the last ones')
-    pairs = list(zip(padding[::2], padding[1::2]))
-    return ((0, 0),) * (ndim - len(pairs)) + tuple(reversed(pairs))
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c42
-NUMBERS = {bool, int, float}
-
+# %% ../../nbs/ir/02_vocabulary.ipynb #c94
 def weak(dt: DType, number: Any) -> DType:
     "The dtype in which values of `dt` meet a plain Python number"
     kind = type(number)
@@ -318,19 +348,20 @@ def weak(dt: DType, number: Any) -> DType:
     if dt.min <= number <= dt.max: return dt
     raise OverflowError(f'{number} does not fit in {dt.name}, {dt.min} to {dt.max}; try cast first')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c44
+# %% ../../nbs/ir/02_vocabulary.ipynb #c96
 def meeting(x: Any, y: Any) -> DType:
     "The dtype in which two operands meet, values or plain numbers"
-    if type(y) in NUMBERS:
-        return least_upper_dtype(from_py(x), from_py(y)) if type(x) in NUMBERS else weak(x.dtype, y)
+    if type(x) in NUMBERS and type(y) in NUMBERS: return least_upper_dtype(from_py(x), from_py(y))
+    if type(y) in NUMBERS: return weak(x.dtype, y)
     if type(x) in NUMBERS: return weak(y.dtype, x)
     return x.dtype if x.dtype is y.dtype else least_upper_dtype(x.dtype, y.dtype)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c99
 def converted(x: Any, dtype: DType) -> Any:
     "The value itself if it has the dtype, else its cast"
     return x if x.dtype is dtype else x.cast(dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c46
+# %% ../../nbs/ir/02_vocabulary.ipynb #c102
 def aligned(op: str, *values: Any) -> tuple:
     "The values in one shape; a scalar stays a scalar"
     shapes = list(dict.fromkeys(v.shape for v in values if v.shape))
@@ -338,7 +369,21 @@ def aligned(op: str, *values: Any) -> tuple:
     shape = broadcast_shape(*shapes, op=op)
     return tuple(v._stretch(shape) if v.shape else v for v in values)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c48
+# %% ../../nbs/ir/02_vocabulary.ipynb #c104
+class Pairing(Surrounding):
+    "How two operands meet"
+    __slots__ = ()
+    def _pair(self, name: str, x: Any) -> tuple | None:
+        if type(x) in NUMBERS:
+            dt = weak(self.dtype, x)
+            return converted(self, dt), self._const(x, dt)
+        if (y := self._wrap(x)) is None: return None
+        if y.dtype is self.dtype:
+            return (self, y) if self.shape == y.shape else aligned(name, self, y)
+        dt = least_upper_dtype(self.dtype, y.dtype)
+        return aligned(name, converted(self, dt), converted(y, dt))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c107
 LOGIC = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR}
 
 def logic(op: Ops) -> Ops:
@@ -346,117 +391,115 @@ def logic(op: Ops) -> Ops:
     if op is Ops.SUB: raise TypeError('sub: bools have no difference; try ^, or cast to int')
     return LOGIC.get(op, op)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c50
-class Pairing(Cutting):
-    "How two operands meet in one op"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c109
+class Combining(Pairing):
+    "One op on two operands"
     __slots__ = ()
-    def _pair(self, name: str, x: Any) -> tuple | None:
-        if type(x) in NUMBERS:
-            dt = weak(self.dtype, x)
-            return converted(self, dt), self._const(x, dt)
-        if (y := self._wrap(x)) is None: return None
-        if y.dtype is not self.dtype:
-            dt = least_upper_dtype(self.dtype, y.dtype)
-            return aligned(name, converted(self, dt), converted(y, dt))
-        return (self, y) if self.shape == y.shape else aligned(name, self, y)
-
     def _binary(self, op: Ops, x: Any, swap: bool = False) -> Any:
         if (pair := self._pair(op.name.lower(), x)) is None: return NotImplemented
         if pair[0].dtype is dtypes.bool: op = logic(op)
         return self._alu(op, *(pair[::-1] if swap else pair))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c52
-def known(name: str, result: Any, a: Any, b: Any) -> Any:
-    "The result; TypeError where the operand was not understood"
-    if result is not NotImplemented: return result
-    wanted = type(a).__name__
-    raise TypeError(f'{name}: got a {type(b).__name__}; wanted a {wanted} or a number. Try {wanted}(...)')
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c54
-class Adding(Pairing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c112
+class Adding(Combining):
     "Plus, minus, times"
     __slots__ = ()
     def __add__(self, x: Any) -> Any: return self._binary(Ops.ADD, x)
     __radd__ = __add__
     def __mul__(self, x: Any) -> Any: return self._binary(Ops.MUL, x)
     __rmul__ = __mul__
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c114
+class Subtracting(Adding):
+    "Minus"
+    __slots__ = ()
     def __sub__(self, x: Any) -> Any: return self._binary(Ops.SUB, x)
+
     def __rsub__(self, x: Any) -> Any: return self._binary(Ops.SUB, x, True)
+
     def __neg__(self) -> Any:
         if self.dtype is dtypes.bool: return self._binary(Ops.CMPNE, True)
         return self._alu(Ops.NEG, self)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c56
-class Comparing(Adding):
-    "Which is less, which are equal; beside nan everything is false but `ne`"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c117
+def known(name: str, result: Any, a: Any, b: Any) -> Any:
+    "The result; TypeError where the operand was not understood"
+    if result is not NotImplemented: return result
+    raise TypeError(f'{name}: got a {type(b).__name__}; wanted a {type(a).__name__} or a number. '
+                    f'Try {type(a).__name__}(...)')
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c119
+class Differing(Subtracting):
+    "Which elements are equal"
+    __slots__ = ()
+    def ne(self, x: Any) -> Self:
+        "Whether they differ, element by element"
+        return known('ne', self._binary(Ops.CMPNE, x), self, x)
+
+    def eq(self, x: Any) -> Self: return -self.ne(x)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c122
+class Comparing(Differing):
+    "Which is less; beside nan everything is false but `ne`"
     __slots__ = ()
     def __lt__(self, x: Any) -> Any: return self._binary(Ops.CMPLT, x)
     def __gt__(self, x: Any) -> Any: return self._binary(Ops.CMPLT, x, True)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c124
+class AtMost(Comparing):
+    "Less or equal; beside nan everything is false but `ne`"
+    __slots__ = ()
     def __le__(self, x: Any) -> Any: return self._or_equal(x)
+
     def __ge__(self, x: Any) -> Any: return self._or_equal(x, True)
 
     def _or_equal(self, x: Any, swap: bool = False) -> Any:
         if (pair := self._pair('cmplt', x)) is None: return NotImplemented
         a, b = pair[::-1] if swap else pair
         if a.dtype.kind != 'float': return -self._alu(Ops.CMPLT, b, a)
-        return self._alu(Ops.CMPLT, a, b) | -self._alu(Ops.CMPNE, a, b)
+        return self._alu(Ops.OR, self._alu(Ops.CMPLT, a, b), -self._alu(Ops.CMPNE, a, b))
 
-    def ne(self, x: Any) -> Self:
-        "Whether they differ, element by element"
-        return known('ne', self._binary(Ops.CMPNE, x), self, x)
-
-    def eq(self, x: Any) -> Self:
-        "Whether they are equal, element by element"
-        return -self.ne(x)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c58
-class Bitwise(Comparing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c127
+class Bitwise(AtMost):
     "Ops on bits, which floats do not offer"
     __slots__ = ()
     def _bitwise(self, op: Ops, x: Any, swap: bool = False) -> Any:
-        name = op.name.lower()
-        if self.dtype.kind == 'float' or getattr(x, 'dtype', self.dtype).kind == 'float' or type(x) is float:
-            raise TypeError(f'{name}: wanted ints or bools, got a float. Try cast, or bitcast for its bits')
+        name, other = op.name.lower(), getattr(x, 'dtype', self.dtype)
+        if type(x) is float or 'float' in (self.dtype.kind, other.kind):
+            raise TypeError(f'{name}: wanted ints or bools, got floats. Try cast, or bitcast')
         if op in (Ops.SHL, Ops.SHR) and not swap and type(x) is int and x < 0:
             raise ValueError(f'{name}: by {x}; wanted 0 or more. Try the other direction')
         return self._binary(op, x, swap)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c60
+# %% ../../nbs/ir/02_vocabulary.ipynb #c129
 class Bits(Bitwise):
-    "And, or, exclusive or, not; shifts"
+    "And, or, exclusive or, not"
     __slots__ = ()
     def __and__(self, x: Any) -> Any: return self._bitwise(Ops.AND, x)
     def __or__(self, x: Any) -> Any: return self._bitwise(Ops.OR, x)
     def __xor__(self, x: Any) -> Any: return self._bitwise(Ops.XOR, x)
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-    def __lshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHL, x)
-    def __rshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHR, x)
-    def __rlshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHL, x, True)
-    def __rrshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHR, x, True)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c132
+class Inverting(Bits):
+    "All bits turned"
+    __slots__ = ()
     def __invert__(self) -> Any:
         if self.dtype is dtypes.bool: return -self
         return self ^ (self.dtype.max if self.dtype.kind == 'uint' else -1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c62
-class Dividing(Bits):
-    "Three kinds of division, with the signs NumPy gives"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c134
+class Shifts(Inverting):
+    "Bits moved up and down"
     __slots__ = ()
-    def _divide(self, name: str, x: Any, swap: bool, rule: Callable) -> Any:
-        if (pair := self._pair(name, x)) is None: return NotImplemented
-        a, b = pair[::-1] if swap else pair
-        if a.dtype is dtypes.bool: a, b = a.cast(dtypes.default_int), b.cast(dtypes.default_int)
-        return rule(self, a, b)
+    def __lshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHL, x)
+    def __rshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHR, x)
+    def __rlshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHL, x, True)
+    def __rrshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHR, x, True)
 
-    def __truediv__(self, x: Any) -> Any: return self._divide('div', x, False, true_quotient)
-    def __rtruediv__(self, x: Any) -> Any: return self._divide('div', x, True, true_quotient)
-    def __floordiv__(self, x: Any) -> Any: return self._divide('idiv', x, False, floor_quotient)
-    def __rfloordiv__(self, x: Any) -> Any: return self._divide('idiv', x, True, floor_quotient)
-    def __mod__(self, x: Any) -> Any: return self._divide('mod', x, False, remainder)
-    def __rmod__(self, x: Any) -> Any: return self._divide('mod', x, True, remainder)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c64
+# %% ../../nbs/ir/02_vocabulary.ipynb #c137
 def true_quotient(by: Any, a: Any, b: Any) -> Any:
-    "a / b, a float always"
+    "a / b, always a float"
     dt = least_upper_float(a.dtype)
     return by._alu(Ops.FDIV, converted(a, dt), converted(b, dt))
 
@@ -465,81 +508,86 @@ def floor_quotient(by: Any, a: Any, b: Any) -> Any:
     if a.dtype.kind != 'float': return by._alu(Ops.IDIV, a, b)
     return by._alu(Ops.FDIV, a, b).floor()
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c139
 def remainder(by: Any, a: Any, b: Any) -> Any:
     "a - a // b * b, which has the sign of b"
     if a.dtype.kind != 'float': return by._alu(Ops.MOD, a, b)
     return by._alu(Ops.SUB, a, by._alu(Ops.MUL, floor_quotient(by, a, b), b))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c66
-class NamedArithmetic(Dividing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c142
+class Meeting(Shifts):
+    "Two operands given to a rule"
+    __slots__ = ()
+    def _divide(self, name: str, rule: Callable, x: Any, swap: bool = False) -> Any:
+        if (pair := self._pair(name, x)) is None: return NotImplemented
+        a, b = pair[::-1] if swap else pair
+        if a.dtype is dtypes.bool: a, b = (v.cast(dtypes.default_int) for v in (a, b))
+        return rule(self, a, b)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c144
+class Dividing(Meeting):
+    "Three kinds of division, with the signs NumPy gives"
+    __slots__ = ()
+    def __truediv__(self, x: Any) -> Any: return self._divide('div', true_quotient, x)
+    def __rtruediv__(self, x: Any) -> Any: return self._divide('div', true_quotient, x, True)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c147
+class FloorDividing(Dividing):
+    "Division with a rest"
+    __slots__ = ()
+    def __floordiv__(self, x: Any) -> Any: return self._divide('idiv', floor_quotient, x)
+
+    def __rfloordiv__(self, x: Any) -> Any: return self._divide('idiv', floor_quotient, x, True)
+
+    def __mod__(self, x: Any) -> Any: return self._divide('mod', remainder, x)
+
+    def __rmod__(self, x: Any) -> Any: return self._divide('mod', remainder, x, True)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c150
+class Naming(FloorDividing):
+    "Operators called by name"
+    __slots__ = ()
+    def _named(self, op: str, x: Any, reverse: bool = False) -> Self:
+        return known(op, getattr(self, f'__{"r" * reverse}{op}__')(x), self, x)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c152
+class NamedArithmetic(Naming):
     "Arithmetic as methods; `reverse` exchanges the operands"
     __slots__ = ()
-    def add(self, x: Any, reverse: bool = False) -> Self:
-        "self + x"
-        return known('add', self.__add__(x), self, x)
+    def add(self, x: Any, reverse: bool = False) -> Self: return self._named('add', x)
+    def mul(self, x: Any, reverse: bool = False) -> Self: return self._named('mul', x)
+    def sub(self, x: Any, reverse: bool = False) -> Self: return self._named('sub', x, reverse)
+    def neg(self) -> Self: return -self
 
-    def mul(self, x: Any, reverse: bool = False) -> Self:
-        "self * x"
-        return known('mul', self.__mul__(x), self, x)
-
-    def sub(self, x: Any, reverse: bool = False) -> Self:
-        "self - x"
-        return known('sub', self.__rsub__(x) if reverse else self.__sub__(x), self, x)
-
-    def neg(self) -> Self:
-        "-self; of bools, the opposite"
-        return -self
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c68
+# %% ../../nbs/ir/02_vocabulary.ipynb #c155
 class NamedDivision(NamedArithmetic):
-    "Division as methods"
+    "Division as methods; `reverse` exchanges the operands"
     __slots__ = ()
-    def div(self, x: Any, reverse: bool = False) -> Self:
-        "self / x, a float always"
-        return known('div', self.__rtruediv__(x) if reverse else self.__truediv__(x), self, x)
-
+    def div(self, x: Any, reverse: bool = False) -> Self: return self._named('truediv', x, reverse)
     def idiv(self, x: Any, reverse: bool = False) -> Self:
         "self // x, rounded down"
-        return known('idiv', self.__rfloordiv__(x) if reverse else self.__floordiv__(x), self, x)
+        return self._named('floordiv', x, reverse)
+    def mod(self, x: Any, reverse: bool = False) -> Self: return self._named('mod', x, reverse)
 
-    def mod(self, x: Any, reverse: bool = False) -> Self:
-        "self % x, with the sign of x"
-        return known('mod', self.__rmod__(x) if reverse else self.__mod__(x), self, x)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c70
+# %% ../../nbs/ir/02_vocabulary.ipynb #c157
 class NamedBits(NamedDivision):
     "Bit operations as methods"
     __slots__ = ()
-    def bitwise_and(self, x: Any) -> Self:
-        "self & x"
-        return known('bitwise_and', self & x, self, x)
+    def bitwise_and(self, x: Any) -> Self: return self._named('and', x)
+    def bitwise_or(self, x: Any) -> Self: return self._named('or', x)
+    def bitwise_xor(self, x: Any) -> Self: return self._named('xor', x)
+    def bitwise_not(self) -> Self: return ~self
+    def logical_not(self) -> Self: return -converted(self, dtypes.bool)
 
-    def bitwise_or(self, x: Any) -> Self:
-        "self | x"
-        return known('bitwise_or', self | x, self, x)
+# %% ../../nbs/ir/02_vocabulary.ipynb #c160
+class NamedShifts(NamedBits):
+    "Shifts as methods"
+    __slots__ = ()
+    def lshift(self, x: Any) -> Self: return self._named('lshift', x)
+    def rshift(self, x: Any) -> Self: return self._named('rshift', x)
 
-    def bitwise_xor(self, x: Any) -> Self:
-        "self ^ x"
-        return known('bitwise_xor', self ^ x, self, x)
-
-    def bitwise_not(self) -> Self:
-        "~self"
-        return ~self
-
-    def lshift(self, x: Any) -> Self:
-        "self << x"
-        return known('lshift', self << x, self, x)
-
-    def rshift(self, x: Any) -> Self:
-        "self >> x"
-        return known('rshift', self >> x, self, x)
-
-    def logical_not(self) -> Self:
-        "Whether each element is zero"
-        return -converted(self, dtypes.bool)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c72
-class Choosing(NamedBits):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c163
+class Choosing(NamedShifts):
     "One of two values, element by element"
     __slots__ = ()
     def _select(self, cond: Any, x: Any, y: Any) -> Self:
@@ -547,79 +595,116 @@ class Choosing(NamedBits):
         x, y = (self._const(v, dt) if type(v) in NUMBERS else converted(v, dt) for v in (x, y))
         return self._alu(Ops.WHERE, *aligned('where', cond, x, y))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c165
+class Deciding(Choosing):
+    "A condition that chooses"
+    __slots__ = ()
     def where(self, x: Any, y: Any) -> Self:
         "x where self is true, else y"
         x, y = (v if type(v) in NUMBERS else self._wrap(v) for v in (x, y))
-        if x is None or y is None: raise TypeError('where: wanted values or numbers for both choices')
+        if x is None or y is None: raise TypeError('where: wanted values or numbers to choose from')
         return self._select(converted(self, dtypes.bool), x, y)
 
-    def maximum(self, x: Any) -> Self:
-        "The larger of self and x; nan if one is nan"
-        return known('maximum', self._binary(Ops.MAX, x), self, x)
-
-    def minimum(self, x: Any) -> Self:
-        "The smaller of self and x; nan if one is nan"
-        if (pair := self._pair('minimum', x)) is None: return known('minimum', NotImplemented, self, x)
-        a, b = (upside_down(v) for v in pair)
-        return upside_down(self._alu(logic(Ops.MAX) if a.dtype is dtypes.bool else Ops.MAX, a, b))
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c74
+# %% ../../nbs/ir/02_vocabulary.ipynb #c168
 def upside_down(x: Any) -> Any:
     "The value with its order reversed, without overflow: -x for floats, ~x for the rest"
     return -x if x.dtype.kind in ('float', 'index') else ~x
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c76
-class Clipping(Choosing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c170
+class Extremal(Deciding):
+    "The larger and the smaller of two"
+    __slots__ = ()
+    def maximum(self, x: Any) -> Self:
+        "The larger of self and x; nan if one is nan"
+        return known('maximum', self._binary(Ops.MAX, x), self, x)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c173
+class Smaller(Extremal):
+    "The smaller of two"
+    __slots__ = ()
+    def minimum(self, x: Any) -> Self:
+        "The smaller of self and x; nan if one is nan"
+        if (pair := self._pair('minimum', x)) is None: known('minimum', NotImplemented, self, x)
+        a, b = map(upside_down, pair or ())
+        return upside_down(a.maximum(b))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c176
+class Clipping(Smaller):
     "Limits"
     __slots__ = ()
     def clip(self, min_: Any = None, max_: Any = None) -> Self:
         "The value with limits; either may be None"
-        if min_ is None and max_ is None: raise ValueError('clip: no limit given; wanted min_ or max_')
+        if min_ is None and max_ is None: raise ValueError('clip: no limit; wanted min_ or max_')
         low = self if min_ is None else self.maximum(min_)
         return low if max_ is None else low.minimum(max_)
 
-    def clamp(self, min_: Any = None, max_: Any = None) -> Self:
-        "The same as `clip`"
-        return self.clip(min_, max_)
+    def clamp(self, min_: Any = None, max_: Any = None) -> Self: return self.clip(min_, max_)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c178
+def pad_pairs(padding: Any, ndim: int) -> Any:
+    "Padding as a pair for each axis; a flat tuple begins with the last axis"
+    if any(p is None or isinstance(p, (tuple, list)) for p in padding): return padding
+    if len(padding) % 2 or len(padding) > 2 * ndim:
+        raise ValueError(f'pad: {padding} for {ndim} axes; wanted a pair for each axis, '
+                         f'or an even number of ints for the last ones')
+    pairs = list(zip(padding[::2], padding[1::2]))
+    return ((0, 0),) * (ndim - len(pairs)) + tuple(reversed(pairs))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c181
+def least(a: Any) -> Any:
+    "The number if it is negative; 0 otherwise, and for what is symbolic"
+    return min(a, 0) if isinstance(a, int) else 0
+
+def is_zero(value: Any) -> bool:
+    "Whether a plain number is 0 and not -0.0"
+    return value == 0 and math.copysign(1, value) == 1
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c183
+class Inside(Clipping):
+    "Where a padded value is itself"
+    __slots__ = ()
+    def _inside(self, pairs: tuple) -> Any:
+        return self._const(True, dtypes.bool)._stretch(self.shape)._zeros_around(pairs)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c185
+class Padding(Inside):
+    "More elements around"
+    __slots__ = ()
     def pad(self, padding: Any, mode: str = 'constant', value: Any = 0.0) -> Self:
-        "More elements around: pairs, or a flat tuple from the last axis; negative numbers cut"
+        "More elements: pairs, or a flat tuple from the last axis; negative numbers cut"
         if mode != 'constant': raise ValueError(f"pad: mode {mode!r}; there is only 'constant'")
         pairs = check_pairs('pad', self.shape, pad_pairs(padding, self.ndim), lambda n: (0, 0))
-        cut = self.shrink([(0 - least(lo, 0), n + least(hi, 0)) for (lo, hi), n in zip(pairs, self.shape)])
-        grow = tuple((lo - least(lo, 0), hi - least(hi, 0)) for lo, hi in pairs)
-        out = cut._zeros_around(grow)
-        if same_number(value, 0): return out
-        inside = self._const(True, dtypes.bool)._stretch(cut.shape)._zeros_around(grow)
-        return self._select(inside, out, value)
+        keep = [(0 - least(lo), n + least(hi)) for (lo, hi), n in zip(pairs, self.shape)]
+        x, grow = self.shrink(keep), tuple((lo - least(lo), hi - least(hi)) for lo, hi in pairs)
+        out = x._zeros_around(grow)
+        return out if is_zero(value) else self._select(x._inside(grow), out, value)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c78
-def least(a: Any, b: int) -> Any:
-    "The smaller number; 0 for what is symbolic"
-    return min(a, b) if isinstance(a, int) else 0
-
-def same_number(a: Any, b: Any) -> bool:
-    "Whether two plain numbers have equal value and sign"
-    return a == b and math.copysign(1, a) == math.copysign(1, b)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c80
-class Rounding(Clipping):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c188
+class Rounding(Padding):
     "Floats without their fractions; what has none stays as it is"
     __slots__ = ()
     def trunc(self) -> Self:
         "Rounded towards zero"
         return self._alu(Ops.TRUNC, self) if self.dtype.kind == 'float' else self._snapshot()
 
-    def floor(self) -> Self:
-        "Rounded down"
-        t = self.trunc()
-        return self._select(self < t, t - 1, t) if self.dtype.kind == 'float' else t
-
     def ceil(self) -> Self:
         "Rounded up"
         t = self.trunc()
         return self._select(t < self, t + 1, t) if self.dtype.kind == 'float' else t
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c190
+class Flooring(Rounding):
+    "Down"
+    __slots__ = ()
+    def floor(self) -> Self:
+        "Rounded down"
+        t = self.trunc()
+        return self._select(self < t, t - 1, t) if self.dtype.kind == 'float' else t
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c193
+class Nearest(Flooring):
+    "The nearest whole number"
+    __slots__ = ()
     def round(self) -> Self:
         "Rounded to the nearest, halves to even"
         if self.dtype.kind != 'float': return self._snapshot()
@@ -627,8 +712,8 @@ class Rounding(Clipping):
         rest, odd = self - low, (low * 0.5).trunc().ne(low * 0.5)
         return self._select((rest > 0.5) | (rest.eq(0.5) & odd), low + 1, low)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c82
-class Signs(Rounding):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c196
+class Signs(Nearest):
     "Which side of zero, and how far"
     __slots__ = ()
     def abs(self) -> Self:
@@ -636,27 +721,29 @@ class Signs(Rounding):
         return self._snapshot() if self.dtype.kind in ('bool', 'uint') else self.maximum(-self)
     def __abs__(self) -> Self: return self.abs()
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c198
+class Signing(Signs):
+    "Which side of zero"
+    __slots__ = ()
     def sign(self) -> Self:
         "-1, 0 or 1; nan for nan"
         if self.dtype is dtypes.bool: return self._snapshot()
         side = self._select(self > 0, 1, self.trunc())
-        return converted(self._select(self < 0, -1, side) if self.dtype.kind != 'uint' else side, self.dtype)
+        return side if self.dtype.kind == 'uint' else self._select(self < 0, -1, side)
 
-    def square(self) -> Self:
-        "self * self"
-        return self * self
-
-    def isnan(self) -> Self:
-        "Whether each element is nan, the only value that differs from itself"
-        return self.ne(self)
-
+# %% ../../nbs/ir/02_vocabulary.ipynb #c201
+class Oddities(Signing):
+    "Squares, nan and infinity"
+    __slots__ = ()
+    def square(self) -> Self: return self * self
+    def isnan(self) -> Self: return self.ne(self)
     def isinf(self) -> Self:
         "Whether each element is infinite"
         return self.abs().eq(math.inf)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c84
-class Exponentials(Signs):
-    "Powers of two and their inverse; everything else is made of them"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c204
+class Widening(Oddities):
+    "Where functions are computed"
     __slots__ = ()
     def _float(self) -> Self: return converted(self, least_upper_float(self.dtype))
 
@@ -665,66 +752,51 @@ class Exponentials(Signs):
         wide = least_upper_dtype(x.dtype, dtypes.float32)
         return rule(x) if wide is x.dtype else rule(x.cast(wide)).cast(x.dtype)
 
-    def exp2(self) -> Self:
-        "2 to the power of self"
-        return (x := self._float())._alu(Ops.EXP2, x)
-
-    def log2(self) -> Self:
-        "The power of two that self is"
-        return (x := self._float())._alu(Ops.LOG2, x)
-
-    def sqrt(self) -> Self:
-        "The root; nan below zero"
-        return (x := self._float())._alu(Ops.SQRT, x)
-
-    def sin(self) -> Self:
-        "The sine of self in radians"
-        return (x := self._float())._alu(Ops.SIN, x)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c86
-class Logarithms(Exponentials):
-    "Other bases, and what is made of one division"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c206
+class Functions(Widening):
+    "What the machine can compute in one step"
     __slots__ = ()
-    def exp(self) -> Self:
-        "e to the power of self"
-        return self._widely(lambda x: (x * math.log2(math.e)).exp2())
+    def exp2(self) -> Self: return (x := self._float())._alu(Ops.EXP2, x)
+    def log2(self) -> Self: return (x := self._float())._alu(Ops.LOG2, x)
+    def sqrt(self) -> Self: return (x := self._float())._alu(Ops.SQRT, x)
+    def sin(self) -> Self: return (x := self._float())._alu(Ops.SIN, x)   # of radians
 
-    def log(self) -> Self:
-        "The natural logarithm"
-        return self._widely(lambda x: x.log2() * math.log(2))
+# %% ../../nbs/ir/02_vocabulary.ipynb #c209
+class Logarithms(Functions):
+    "Other bases"
+    __slots__ = ()
+    def exp(self) -> Self: return self._widely(lambda x: (x * math.log2(math.e)).exp2())
+    def log(self) -> Self: return self._widely(lambda x: x.log2() * math.log(2))
+    def log10(self) -> Self: return self._widely(lambda x: x.log2() * math.log10(2))
 
-    def log10(self) -> Self:
-        "The logarithm to base ten"
-        return self._widely(lambda x: x.log2() * math.log10(2))
+# %% ../../nbs/ir/02_vocabulary.ipynb #c212
+def log_of_one_more(x: Any) -> Any:
+    "log(1 + x), with all digits of a tiny x"
+    y = x + 1
+    return x._select(y.eq(1) | y.eq(math.inf), x, y.log() * x / (y - 1))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c214
+class Reciprocals(Logarithms):
+    "What is made of one division"
+    __slots__ = ()
     def log1p(self) -> Self:
         "log(1 + self), exact where self is tiny"
-        def rule(x):
-            y = x + 1
-            return x._select(y.eq(1) | y.eq(math.inf), x, y.log() * x / (y - 1))
-        return self._widely(rule)
+        return self._widely(log_of_one_more)
 
-    def reciprocal(self) -> Self:
-        "1 / self"
-        return 1 / self
+    def reciprocal(self) -> Self: return 1 / self
+    def rsqrt(self) -> Self: return 1 / self.sqrt()
 
-    def rsqrt(self) -> Self:
-        "1 / sqrt(self)"
-        return 1 / self.sqrt()
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c88
-class Waves(Logarithms):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c217
+class Waves(Reciprocals):
     "The other circular functions"
     __slots__ = ()
     def cos(self) -> Self:
         "The cosine of self in radians"
         return self._widely(lambda x: (math.pi / 2 - x).sin())
 
-    def tan(self) -> Self:
-        "The tangent of self in radians"
-        return self._widely(lambda x: x.sin() / x.cos())
+    def tan(self) -> Self: return self._widely(lambda x: x.sin() / x.cos())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c90
+# %% ../../nbs/ir/02_vocabulary.ipynb #c220
 def times(x: Any, n: int) -> Any:
     "x multiplied n times, by squaring"
     out = None
@@ -733,6 +805,7 @@ def times(x: Any, n: int) -> Any:
         x, n = (x * x if n > 1 else x), n >> 1
     return x.const_like(1)._stretch(x.shape) if out is None else out
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c222
 def int_power(a: Any, b: Any, bits: int = 6) -> Any:
     "a to the power b for ints; more bits of b would overflow any a but 0, 1 and -1"
     out = a.const_like(1)
@@ -740,7 +813,7 @@ def int_power(a: Any, b: Any, bits: int = 6) -> Any:
         out, a = ((b >> i) & 1).ne(0).where(out * a, out), a * a
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c92
+# %% ../../nbs/ir/02_vocabulary.ipynb #c225
 def float_power(a: Any, b: Any) -> Any:
     "a to the power b for floats of any sign"
     size = (a.abs().log2() * b).exp2()
@@ -748,319 +821,456 @@ def float_power(a: Any, b: Any) -> Any:
     below = whole.where(odd.where(-size, size), math.nan)
     return b.eq(0).where(1.0, (a < 0).where(below, size))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c227
 def power(a: Any, b: Any) -> Any:
     "a to the power b, both of one dtype"
     if a.dtype.kind != 'float': return int_power(a, b)
     wide = least_upper_dtype(a.dtype, dtypes.float32)
     return converted(float_power(converted(a, wide), converted(b, wide)), a.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c94
-class Powers(Waves):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c230
+class NumberPowers(Waves):
+    "Powers that are plain numbers"
+    __slots__ = ()
+    def _number_power(self, n: Any) -> Self:
+        x = converted(self, weak(self.dtype, n))
+        if x.dtype.kind != 'float' and n < 0:
+            raise ValueError(f'pow: ints to the power {n} would be fractions; cast to float first')
+        if n == 1: return x._snapshot()
+        if abs(n) <= 64 and n == int(n):
+            return times(x, int(n)) if n >= 0 else 1 / times(x, -int(n))
+        return x.sqrt() if n == 0.5 else power(x, x.const_like(n))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c232
+class Powers(NumberPowers):
     "x ** y"
     __slots__ = ()
     def __pow__(self, x: Any) -> Any:
         if type(x) in NUMBERS: return self._number_power(x)
         return NotImplemented if (pair := self._pair('pow', x)) is None else power(*pair)
 
+    def pow(self, x: Any, reverse: bool = False) -> Self: return self._named('pow', x, reverse)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c235
+class Reflected(Powers):
+    "number ** y"
+    __slots__ = ()
     def __rpow__(self, x: Any) -> Any:
         b = converted(self, weak(self.dtype, x))
-        if b.dtype.kind == 'float' and x > 0: return b._widely(lambda v: (v * math.log2(x)).exp2())
-        return power(b.const_like(x), b)
+        if b.dtype.kind != 'float' or x <= 0: return power(b.const_like(x), b)
+        return b._widely(lambda v: (v * math.log2(x)).exp2())
 
-    def _number_power(self, n: Any) -> Self:
-        x = converted(self, weak(self.dtype, n))
-        if x.dtype.kind != 'float' and n < 0:
-            raise ValueError(f'pow: ints to the power {n} would be fractions; cast to float first')
-        if n == 1: return x._snapshot()
-        if abs(n) <= 64 and n == int(n): return times(x, int(n)) if n >= 0 else 1 / times(x, -int(n))
-        return x.sqrt() if n == 0.5 else power(x, x.const_like(n))
-
-    def pow(self, x: Any, reverse: bool = False) -> Self:
-        "self to the power x"
-        return known('pow', self.__rpow__(x) if reverse else self.__pow__(x), self, x)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c96
-class Casting(Powers):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c238
+class Casting(Reflected):
     "Other dtypes by name"
     __slots__ = ()
-    def half(self): return self.cast(dtypes.float16)
-    def bfloat16(self): return self.cast(dtypes.bfloat16)
-    def double(self): return self.cast(dtypes.float64)
-    def short(self): return self.cast(dtypes.int16)
-    def long(self): return self.cast(dtypes.int64)
-    def bool(self): return self.cast(dtypes.bool)
-    def int(self): return self.cast(dtypes.default_int)
-    def float(self): return self.cast(dtypes.default_float)
+    def half(self) -> Self: return self.cast(dtypes.float16)
+    def bfloat16(self) -> Self: return self.cast(dtypes.bfloat16)
+    def double(self) -> Self: return self.cast(dtypes.float64)
+    def float(self) -> Self: return self.cast(dtypes.default_float)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c98
-TINY = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32: 2.0**-126, dtypes.float64: 2.0**-1022}
-STEEP = {dtypes.float64: -700.0}  # exp of the opposite is still finite; -87 for the smaller ones
+# %% ../../nbs/ir/02_vocabulary.ipynb #c240
+class IntCasting(Casting):
+    "Whole dtypes by name"
+    __slots__ = ()
+    def short(self) -> Self: return self.cast(dtypes.int16)
 
-class Activations(Casting):
-    "What neurons do with a sum"
+    def long(self) -> Self: return self.cast(dtypes.int64)
+
+    def bool(self) -> Self: return self.cast(dtypes.bool)
+
+    def int(self) -> Self: return self.cast(dtypes.default_int)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c243
+TINY = {dtypes.float16: 2.0**-24, dtypes.float64: 2.0**-1022}   # others 2 ** -126
+
+class Rectifying(IntCasting):
+    "The positive part, hard or leaky"
     __slots__ = ()
     def relu(self) -> Self:
         "The positive part; its gradient at 0 is 0, and nan stays"
         if self.dtype.kind != 'float': return self.maximum(0)
-        return self._select(self < TINY[self.dtype], 0.0, self)
+        return self._select(self < TINY.get(self.dtype, 2.0**-126), 0.0, self)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c245
+class Leaking(Rectifying):
+    "A positive part that lets a little through"
+    __slots__ = ()
+    def leaky_relu(self, neg_slope: float = 0.01) -> Self:
+        "self above zero, neg_slope * self below"
+        x = self._float()
+        return x._select(x < 0, x * neg_slope, x)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c248
+STEEP = {dtypes.float64: -700.0}   # others -87
+
+def logistic(x: Any) -> Any:
+    "1 / (1 + exp(-x)) with a finite exponential"
+    return 1 / ((x.maximum(STEEP.get(x.dtype, -87.0)) * -math.log2(math.e)).exp2() + 1)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c250
+class Sigmoids(Leaking):
+    "Smooth steps"
+    __slots__ = ()
     def sigmoid(self) -> Self:
         "1 / (1 + exp(-self)), which rises from 0 to 1"
-        return self._widely(lambda x: 1 / ((x.maximum(STEEP.get(x.dtype, -87.0)) * -math.log2(math.e)).exp2() + 1))
+        return self._widely(logistic)
 
-    def tanh(self) -> Self:
-        "The hyperbolic tangent, which rises from -1 to 1"
-        return self._widely(lambda x: (x * 2).sigmoid() * 2 - 1)
+    def tanh(self) -> Self: return self._widely(lambda x: (x * 2).sigmoid() * 2 - 1)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c253
+class Gates(Sigmoids):
+    "x times a share of itself"
+    __slots__ = ()
     def silu(self) -> Self:
         "self * sigmoid(self)"
         return self._widely(lambda x: x * x.sigmoid())
 
-    def swish(self) -> Self:
-        "The same as `silu`"
-        return self.silu()
+    def swish(self) -> Self: return self.silu()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c100
-class SoftActivations(Activations):
-    "Smooth relatives of relu"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c255
+class GaussianGate(Gates):
+    "x times a share of a normal distribution"
     __slots__ = ()
     def gelu(self) -> Self:
         "self times the share of a normal distribution below it, by its usual tanh formula"
         scale = 2 * math.sqrt(2 / math.pi)
         return self._widely(lambda x: x * ((x + 0.044715 * x * x * x) * scale).sigmoid())
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c258
+class Softplus(GaussianGate):
+    "Smooth logarithms"
+    __slots__ = ()
     def softplus(self) -> Self:
         "log(1 + exp(self)) without overflow"
         return self._widely(lambda x: x.maximum(0) + (-x.abs()).exp().log1p())
 
-    def logsigmoid(self) -> Self:
-        "log(sigmoid(self)) without overflow"
-        return -(-self).softplus()
+    def logsigmoid(self) -> Self: return -(-self).softplus()
 
-    def leaky_relu(self, neg_slope: float = 0.01) -> Self:
-        "self above zero, neg_slope * self below"
-        x = self._float()
-        return x._select(x < 0, x * neg_slope, x)
+# %% ../../nbs/ir/02_vocabulary.ipynb #c261
+class Folding(Softplus):
+    "Axes folded into one element"
+    __slots__ = ()
+    def _without(self, axes: Sequence[int]) -> Self:
+        return self.reshape(tuple(n for i, n in enumerate(self.shape) if i not in axes))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c102
-class Reducing(SoftActivations):
-    "Many elements made one"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c263
+class Reductions(Folding):
+    "REDUCE, and its axes dropped"
     __slots__ = ()
     def _fold(self, name: str, op: Ops, axis: Any, keepdim: bool) -> Self:
         axes = resolve_axes(name, axis, self.ndim)
         if not axes: return self._snapshot()
         out = self._reduce(op, axes)
-        kept = tuple(n for i, n in enumerate(self.shape) if i not in axes)
-        return out if keepdim else out.reshape(kept)
+        return out if keepdim else out._without(axes)
 
-    def _accumulate(self, name: str, op: Ops, axis: Any, keepdim: bool, dtype: Any) -> Self:
-        x = converted(self, sum_acc_dtype(self.dtype)) if dtype is None else self.cast(dtype)
-        out = x._fold(name, op, axis, keepdim)
-        return converted(out, self.dtype) if dtype is None and self.dtype.kind == 'float' else out
+# %% ../../nbs/ir/02_vocabulary.ipynb #c266
+class AddingUp(Reductions):
+    "Sums in a type large enough"
+    __slots__ = ()
+    def _add_up(self, name: str, op: Ops, axis: Any, keepdim: bool, dtype: Any) -> Self:
+        if dtype is not None: return self.cast(dtype)._fold(name, op, axis, keepdim)
+        out = converted(self, sum_acc_dtype(self.dtype))._fold(name, op, axis, keepdim)
+        return converted(out, self.dtype) if self.dtype.kind == 'float' else out
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c268
+class Sums(AddingUp):
+    "Sums and products"
+    __slots__ = ()
     def sum(self, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Self:
         "The sum over the axes; small types are added up in a larger one"
-        return self._accumulate('sum', Ops.ADD, axis, keepdim, dtype)
+        return self._add_up('sum', Ops.ADD, axis, keepdim, dtype)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c271
+class Multiplying(Sums):
+    "Products"
+    __slots__ = ()
     def prod(self, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Self:
         "The product over the axes"
-        return self._accumulate('prod', Ops.MUL, axis, keepdim, dtype)
+        return self._add_up('prod', Ops.MUL, axis, keepdim, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c104
-class Extremes(Reducing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c274
+class Extremes(Multiplying):
     "The largest and the smallest"
     __slots__ = ()
     def max(self, axis: Any = None, keepdim: bool = False) -> Self:
         "The largest over the axes; nan if there is one"
         return self._fold('max', Ops.MAX, axis, keepdim)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c276
+class Minimum(Extremes):
+    "The smallest"
+    __slots__ = ()
     def min(self, axis: Any = None, keepdim: bool = False) -> Self:
         "The smallest over the axes; nan if there is one"
         return upside_down(upside_down(self)._fold('min', Ops.MAX, axis, keepdim))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c279
+class Quantifiers(Minimum):
+    "Some and every"
+    __slots__ = ()
     def any(self, axis: Any = None, keepdim: bool = False) -> Self:
         "Whether one of them is not zero"
         return converted(self, dtypes.bool)._fold('any', Ops.MAX, axis, keepdim)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c281
+class Every(Quantifiers):
+    "Whether none fails"
+    __slots__ = ()
     def all(self, axis: Any = None, keepdim: bool = False) -> Self:
         "Whether none of them is zero"
         return -(-converted(self, dtypes.bool))._fold('all', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c106
-class Statistics(Extremes):
-    "Averages"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c284
+class Averages(Every):
+    "Means"
     __slots__ = ()
     def _count(self, name: str, axis: Any) -> Any:
         return prod([self.shape[i] for i in resolve_axes(name, axis, self.ndim)])
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c286
+class Means(Averages):
+    "The average"
+    __slots__ = ()
     def mean(self, axis: Any = None, keepdim: bool = False) -> Self:
         "The average over the axes; a float"
-        dt = least_upper_float(self.dtype)
-        wide = least_upper_dtype(dt, dtypes.float32) if self.dtype.kind == 'float' or self.dtype.itemsize > 2 else None
-        return converted(self.sum(axis, keepdim, wide) / self._count('mean', axis), dt)
+        dt, small = least_upper_float(self.dtype), self.dtype.itemsize < 4
+        exact = small and self.dtype.kind != 'float'
+        total = self.sum(axis, keepdim, None if exact else least_upper_dtype(dt, dtypes.float32))
+        return converted(total / self._count('mean', axis), dt)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c289
+class Deviations(Means):
+    "How far from the mean"
+    __slots__ = ()
     def var(self, axis: Any = None, keepdim: bool = False, correction: int = 1) -> Self:
-        "The average squared distance from the mean, divided by the count less `correction`"
-        n = self._count('var', axis)
-        def rule(x):
-            total = (x - x.mean(axis, True)).square().sum(axis, keepdim)
-            return total / (max(n - correction, 0) if isinstance(n, int) else n - correction)
-        return self._widely(rule)
+        "The average squared distance from the mean, over the count less `correction`"
+        n = self._count('var', axis) - correction
+        if isinstance(n, int): n = max(n, 0)
+        return self._widely(lambda x: (x - x.mean(axis, True)).square().sum(axis, keepdim) / n)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c291
+class Spread(Deviations):
+    "The root of the variance"
+    __slots__ = ()
     def std(self, axis: Any = None, keepdim: bool = False, correction: int = 1) -> Self:
         "The root of `var`"
         return self.var(axis, keepdim, correction).sqrt()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c108
-class Softmaxes(Statistics):
-    "Exponentials as shares of their sum"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c294
+class Sinking(Spread):
+    "Values with their maximum at 0"
     __slots__ = ()
     def _below_max(self, name: str, axis: Any) -> Self:
         top = self._fold(name, Ops.MAX, axis, True)
         return self - top._alu(Ops.DETACH, top)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c296
+def shares(x: Any, axis: Any) -> Any:
+    "exp(x) divided by its sum"
+    e = x._below_max('softmax', axis).exp()
+    return e / e.sum(axis, True)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c299
+def log_shares(x: Any, axis: Any) -> Any:
+    "x less the logarithm of the sum of exp(x)"
+    below = x._below_max('log_softmax', axis)
+    return below - below.exp().sum(axis, True).log()
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c301
+class Softmaxes(Sinking):
+    "Exponentials as shares of their sum"
+    __slots__ = ()
     def softmax(self, axis: Any = -1, dtype: Any = None) -> Self:
         "exp(self) divided by its sum over the axis"
-        def rule(x):
-            e = x._below_max('softmax', axis).exp()
-            return e / e.sum(axis, True)
-        return (self if dtype is None else self.cast(dtype))._widely(rule)
+        return (self if dtype is None else self.cast(dtype))._widely(lambda x: shares(x, axis))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c304
+class LogSoftmaxes(Softmaxes):
+    "Logarithms of shares"
+    __slots__ = ()
     def log_softmax(self, axis: Any = -1, dtype: Any = None) -> Self:
         "The logarithm of `softmax`, exact where that is tiny"
-        def rule(x):
-            below = x._below_max('log_softmax', axis)
-            return below - below.exp().sum(axis, True).log()
-        return (self if dtype is None else self.cast(dtype))._widely(rule)
+        return (self if dtype is None else self.cast(dtype))._widely(lambda x: log_shares(x, axis))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c110
-class LogSums(Softmaxes):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c307
+def log_of_sum(x: Any, axis: Any) -> Any:
+    "log of the sum of exp(x), its axes kept"
+    top = x._fold('logsumexp', Ops.MAX, axis, True)
+    top = top._alu(Ops.DETACH, top._select(top.isinf(), 0.0, top))
+    return (x - top).exp().sum(axis, True).log() + top
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c309
+class LogSums(LogSoftmaxes):
     "A sum of numbers given by their logarithms"
     __slots__ = ()
     def logsumexp(self, axis: Any = None, keepdim: bool = False) -> Self:
         "log of the sum of exp(self) over the axes, without overflow"
-        def rule(x):
-            top = x._fold('logsumexp', Ops.MAX, axis, True)
-            top = top._alu(Ops.DETACH, top._select(top.isinf(), 0.0, top))
-            total = (x - top).exp().sum(axis, True).log() + top
-            return total if keepdim else total._squeezed(resolve_axes('logsumexp', axis, x.ndim))
-        return self._widely(rule)
+        out = self._widely(lambda x: log_of_sum(x, axis))
+        return out if keepdim else out._without(resolve_axes('logsumexp', axis, self.ndim))
 
-    def _squeezed(self, axes: tuple) -> Self:
-        return self.reshape(tuple(n for i, n in enumerate(self.shape) if i not in axes))
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c112
-class Positions(LogSums):
-    "Where things are"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c312
+class Places(LogSums):
+    "Numbers along an axis"
     __slots__ = ()
-    def argmax(self, axis: Any = None, keepdim: bool = False) -> Self:
-        "The index of the first largest element, or of the first nan"
-        if axis is None: return self.reshape(-1)._first_max(0, False).reshape((1,) * self.ndim * keepdim)
-        return self._first_max(resolve_axis('argmax', axis, self.ndim), keepdim)
-
-    def argmin(self, axis: Any = None, keepdim: bool = False) -> Self:
-        "The index of the first smallest element, or of the first nan"
-        return upside_down(self).argmax(axis, keepdim)
-
-    def _first_max(self, axis: int, keepdim: bool) -> Self:
-        n = self.shape[axis]
-        if same(n, 0): raise ValueError(f'argmax: axis {axis} has size 0, so no element is the largest')
-        top = self.eq(self._fold('argmax', Ops.MAX, axis, True))
-        if self.dtype.kind == 'float': top = top | self.isnan()
-        left = n - self._axis_index(axis)   # n for the first, 1 for the last
-        return n - self._select(top, left, 0)._fold('argmax', Ops.MAX, axis, keepdim)
-
     def _axis_index(self, axis: int, dtype: DType = dtypes.int32) -> Any:
         shape = [n if i == axis else 1 for i, n in enumerate(self.shape)]
         return self._arange(self.shape[axis], dtype).reshape(shape)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c114
-class Squeezing(Positions):
-    "Axes of size 1, and axes joined and parted"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c314
+class FirstMax(Places):
+    "The first of the largest"
+    __slots__ = ()
+    def _first_max(self, axis: int, keepdim: bool) -> Self:
+        n = self.shape[axis]
+        if same(n, 0): raise ValueError(f'argmax: axis {axis} has size 0, so no largest element')
+        top = self.eq(self._fold('argmax', Ops.MAX, axis, True))
+        if self.dtype.kind == 'float': top = top | self.isnan()
+        marked = self._select(top, n - self._axis_index(axis), 0)
+        return n - marked._fold('argmax', Ops.MAX, axis, keepdim)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c317
+class Positions(FirstMax):
+    "Where things are"
+    __slots__ = ()
+    def argmax(self, axis: Any = None, keepdim: bool = False) -> Self:
+        "The index of the first largest element, or of the first nan"
+        if axis is None:
+            return self.reshape(-1)._first_max(0, False).reshape((1,) * self.ndim * keepdim)
+        return self._first_max(resolve_axis('argmax', axis, self.ndim), keepdim)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c319
+class Lowest(Positions):
+    "Where the smallest is"
+    __slots__ = ()
+    def argmin(self, axis: Any = None, keepdim: bool = False) -> Self:
+        "The index of the first smallest element, or of the first nan"
+        return upside_down(self).argmax(axis, keepdim)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c322
+class Squeezing(Lowest):
+    "Axes of size 1"
     __slots__ = ()
     def squeeze(self, dim: Any = None) -> Self:
         "Without axes of size 1: all, or those of `dim` that are"
         axes = resolve_axes('squeeze', dim, self.ndim)
-        return self._squeezed(tuple(i for i in axes if same(self.shape[i], 1)))
+        return self._without([i for i in axes if same(self.shape[i], 1)])
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c324
+class Unsqueezing(Squeezing):
+    "A new axis"
+    __slots__ = ()
     def unsqueeze(self, dim: int) -> Self:
         "With a new axis of size 1 at `dim`"
         i = resolve_axis('unsqueeze', dim, self.ndim + 1)
         return self.reshape(self.shape[:i] + (1,) + self.shape[i:])
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c327
+class Flattening(Unsqueezing):
+    "Axes joined and parted"
+    __slots__ = ()
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
         "With the axes from start to end joined"
         if not self.ndim: return self.reshape(1)
         a, b = (resolve_axis('flatten', d, self.ndim) for d in (start_dim, end_dim))
         return self.reshape(self.shape[:a] + (prod(self.shape[a:b + 1]),) + self.shape[b + 1:])
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c329
+class Unflattening(Flattening):
+    "One axis parted"
+    __slots__ = ()
     def unflatten(self, dim: int, sizes: tuple) -> Self:
         "With the axis `dim` parted into axes of these sizes"
         i = resolve_axis('unflatten', dim, self.ndim)
-        return self.reshape(self.shape[:i] + infer((self.shape[i],), tuple(sizes)) + self.shape[i + 1:])
+        parts = infer((self.shape[i],), tuple(sizes))
+        return self.reshape(self.shape[:i] + parts + self.shape[i + 1:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c116
-class Joining(Squeezing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c332
+def running(xs: Sequence[Any]) -> list:
+    "The sums of the first one, two, three ... numbers"
+    out: list = []
+    for x in xs: out.append(x if not out else out[-1] + x)
+    return out
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c334
+class Placing(Unflattening):
+    "One value among others"
+    __slots__ = ()
+    def _placed(self, axis: int, end: Any, total: Any) -> tuple[Any, Any]:
+        n = self.shape[axis]
+        pairs = tuple((end - n, total - end) if i == axis else (0, 0) for i in range(self.ndim))
+        return self._zeros_around(pairs), self._inside(pairs)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c337
+class Fitting(Placing):
+    "Whether values fit together"
+    __slots__ = ()
+    def _part(self, x: Any, axis: int) -> Any:
+        if self._wrap(x) is None:
+            raise TypeError(f'cat: got a {type(x).__name__}; wanted a {type(self).__name__}')
+        fits = (i == axis or same(*n) for i, n in enumerate(zip(x.shape, self.shape)))
+        if x.ndim == self.ndim and all(fits): return x
+        raise ValueError(f'cat: shapes {self.shape} and {x.shape} along axis {axis}; '
+                         f'wanted the same number of axes and all other sizes equal')
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c339
+class Joining(Fitting):
     "One value from several"
     __slots__ = ()
     def cat(self, *args: Any, dim: int = 0) -> Self:
         "The values one after another along an axis"
         axis = resolve_axis('cat', dim, self.ndim)
         parts = [self._part(x, axis) for x in (self, *args)]
-        dt = least_upper_dtype(*(p.dtype for p in parts))
         ends = running([p.shape[axis] for p in parts])
-        placed = [converted(p, dt)._placed(axis, end, ends[-1]) for p, end in zip(parts, ends)]
-        out, _ = placed[-1]
-        for part, inside in placed[-2::-1]: out = self._select(inside, part, out)
-        return out._snapshot() if len(parts) == 1 else out
+        parts = [converted(p, least_upper_dtype(*(q.dtype for q in parts))) for p in parts]
+        *rest, (out, _) = [p._placed(axis, end, ends[-1]) for p, end in zip(parts, ends)]
+        for part, inside in reversed(rest): out = self._select(inside, part, out)
+        return out if rest else out._snapshot()
 
-    def _part(self, x: Any, axis: int) -> Any:
-        if self._wrap(x) is None: raise TypeError(f'cat: got a {type(x).__name__}; wanted a {type(self).__name__}')
-        others = [n for i, n in enumerate(x.shape) if i != axis]
-        if x.ndim == self.ndim and all(map(same, others, (n for i, n in enumerate(self.shape) if i != axis))): return x
-        raise ValueError(f'cat: shapes {self.shape} and {x.shape} along axis {axis}; '
-                         f'wanted the same number of axes and all other sizes equal')
-
-    def _placed(self, axis: int, end: Any, total: Any) -> tuple[Any, Any]:
-        n = self.shape[axis]
-        pairs = tuple((end - n, total - end) if i == axis else (0, 0) for i in range(self.ndim))
-        inside = self._const(True, dtypes.bool)._stretch(self.shape)
-        return self._zeros_around(pairs), inside._zeros_around(pairs)
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c118
-def running(xs: list) -> list:
-    "The sums of the first one, two, three ... numbers"
-    out: list = []
-    for x in xs: out.append(x if not out else out[-1] + x)
-    return out
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c120
+# %% ../../nbs/ir/02_vocabulary.ipynb #c342
 class Stacking(Joining):
-    "A new axis, and repetition"
+    "A new axis from several values"
     __slots__ = ()
     def stack(self, *args: Any, dim: int = 0) -> Self:
         "The values side by side along a new axis"
         first, *rest = (x.unsqueeze(dim) for x in (self, *args))
         return first.cat(*rest, dim=resolve_axis('stack', dim, self.ndim + 1))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c345
+class Repeating(Stacking):
+    "The same elements again"
+    __slots__ = ()
     def repeat(self, *repeats: Any) -> Self:
         "The value, that many times along each axis"
         reps = sizes('repeat', repeats, 'repeats')
         if len(reps) < self.ndim or any(n < 0 for n in ints(reps)):
-            raise ValueError(f'repeat: {reps} for shape {self.shape}; wanted {self.ndim} numbers or more, none negative')
+            raise ValueError(f'repeat: {reps} for shape {self.shape}; wanted {self.ndim} numbers '
+                             f'or more, none negative')
         old = (1,) * (len(reps) - self.ndim) + self.shape
         x = self.reshape(flatten((1, n) for n in old))._stretch(tuple(flatten(zip(reps, old))))
         return x.reshape(tuple(r * n for r, n in zip(reps, old)))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c347
+class Interleaving(Repeating):
+    "Each element again"
+    __slots__ = ()
     def repeat_interleave(self, repeats: int, dim: Any = None) -> Self:
         "Each element that many times in a row"
-        x, axis = (self.flatten(), 0) if dim is None else (self, resolve_axis('repeat_interleave', dim, self.ndim))
-        x = x.unsqueeze(axis + 1)
-        wide = x._stretch(x.shape[:axis + 1] + (repeats,) + x.shape[axis + 2:])
-        return wide.flatten(axis, axis + 1)
+        if dim is None: return self.flatten().repeat_interleave(repeats, 0)
+        axis = resolve_axis('repeat_interleave', dim, self.ndim)
+        x = self.unsqueeze(axis + 1)
+        wide = x.shape[:axis + 1] + (repeats,) + x.shape[axis + 2:]
+        return x._stretch(wide).flatten(axis, axis + 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c122
-class Splitting(Stacking):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c350
+class Splitting(Interleaving):
+    "Several values from one"
+    __slots__ = ()
+    def _between(self, axis: int, start: Any, end: Any) -> Self:
+        return self.shrink([(start, end) if i == axis else None for i in range(self.ndim)])
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c352
+class Parting(Splitting):
     "Several values from one"
     __slots__ = ()
     def split(self, sizes: Any, dim: int = 0) -> tuple:
@@ -1068,17 +1278,21 @@ class Splitting(Stacking):
         axis = resolve_axis('split', dim, self.ndim)
         n = self.shape[axis]
         if isinstance(sizes, int): sizes = [min(sizes, n - i) for i in range(0, n, sizes)] or [0]
-        if sum(sizes) != n: raise ValueError(f'split: sizes {list(sizes)} add up to {sum(sizes)}; wanted {n}')
-        return tuple(self.shrink([(e - s, e) if i == axis else None for i in range(self.ndim)])
-                     for s, e in zip(sizes, running(list(sizes))))
+        if sum(sizes) != n:
+            raise ValueError(f'split: {list(sizes)} adds up to {sum(sizes)}; wanted {n}')
+        return tuple(self._between(axis, e - s, e) for s, e in zip(sizes, running(sizes)))
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c355
+class Chunking(Parting):
+    "Parts of equal size"
+    __slots__ = ()
     def chunk(self, chunks: int, dim: int = 0) -> tuple:
         "At most so many parts of one size, the last one maybe smaller"
         if chunks < 1: raise ValueError(f'chunk: {chunks} parts; wanted 1 or more')
         n = self.shape[resolve_axis('chunk', dim, self.ndim)]
         return self.split(-(-n // chunks) or [0] * chunks, dim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c124
+# %% ../../nbs/ir/02_vocabulary.ipynb #c358
 def spell_out(shape: tuple, index: Any) -> list:
     "The index with an entry for every axis: no Ellipsis, nothing left unsaid"
     given = list(index) if isinstance(index, tuple) else [index]
@@ -1086,108 +1300,137 @@ def spell_out(shape: tuple, index: Any) -> list:
     used = sum(g is not None and g is not Ellipsis for g in given)
     if len(dots) > 1: raise IndexError('index: ... stands there twice; once is enough')
     if used > len(shape):
-        raise IndexError(f'index: {used} indices for shape {shape}, which has {len(shape)} axes')
+        raise IndexError(f'index: {used} entries for shape {shape}; wanted {len(shape)} at most')
     at = dots[0] if dots else len(given)
     return given[:at] + [slice(None)] * (len(shape) - used) + given[at + 1:]
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c126
+# %% ../../nbs/ir/02_vocabulary.ipynb #c361
+def one(axis: int, n: Any, i: Any) -> tuple:
+    "The span of a single place, which may count from the end"
+    if isinstance(i, int) and isinstance(n, int) and not -n <= i < n:
+        raise IndexError(f'index: {i} on axis {axis}, which has size {n}; wanted {-n} to {n - 1}')
+    start = i + n if isinstance(i, int) and i < 0 else i
+    return start, start + 1, 1
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c363
 def span(axis: int, n: Any, i: Any) -> tuple:
     "(start, end, step) of what an int or a slice picks; a step below 0 reads backwards"
-    if not isinstance(i, slice):
-        if isinstance(i, int) and isinstance(n, int) and not -n <= i < n:
-            raise IndexError(f'index: {i} on axis {axis}, which has size {n}; wanted {-n} to {n - 1}')
-        start = i + n if isinstance(i, int) and i < 0 else i
-        return start, start + 1, 1
+    if not isinstance(i, slice): return one(axis, n, i)
     if all(isinstance(v, int) for v in (n, i.start or 0, i.stop or 0)):
         r = range(*i.indices(n))
         return (min(r[0], r[-1]), max(r[0], r[-1]) + 1, r.step) if r else (0, 0, 1)
-    if i.step not in (None, 1): raise IndexError(f'index: step {i.step} with symbolic bounds; wanted 1')
+    if i.step not in (None, 1): raise IndexError(f'index: step {i.step} with symbolic bounds')
     return i.start or 0, n if i.stop is None else i.stop, 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c128
+# %% ../../nbs/ir/02_vocabulary.ipynb #c368
 def window(n: Any, start: Any, end: Any, step: int) -> tuple:
-    "(start, end, missing, offset): a piece of whole steps, what it lacks at the end, where in a step to look"
+    "(start, end, missing, column): whole pieces, what they lack at the end, and where to look"
     if step == 1: return start, end, 0, 0
-    steps = -(-(end - start) // step)
-    first = max(0, min(start, n - steps * step))
-    last = min(n, first + steps * step)
-    return first, last, first + steps * step - last, start - first
+    pieces = -(-(end - start) // step)
+    first = max(0, min(start, n - pieces * step))
+    last = min(n, first + pieces * step)
+    return first, last, first + pieces * step - last, start - first
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c130
-class Slicing(Splitting):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c371
+class Stepping(Chunking):
+    "One column of each axis cut into pieces"
+    __slots__ = ()
+    def _every(self, steps: list, columns: list) -> Self:
+        if all(s == 1 for s in steps): return self
+        shape = flatten((n // s, s) if s > 1 else (n, 1) for n, s in zip(self.shape, steps))
+        x = self.reshape(shape).shrink(flatten((None, (c, c + 1)) for c in columns))
+        return x.reshape(shape[::2])
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c373
+class Slicing(Stepping):
     "Basic indexing, made of movement ops only: the result is a view"
     __slots__ = ()
     def _spans(self, spans: list) -> Self:
         back = tuple(i for i, (_, _, s) in enumerate(spans) if s < 0)
         x = self.flip(back) if back else self
-        ahead = [(n - b, n - a, -s) if s < 0 else (a, b, s) for n, (a, b, s) in zip(self.shape, spans)]
-        pieces = [window(n, *s) for n, s in zip(self.shape, ahead)]
+        ahead = [(n - b, n - a, -s) if s < 0 else (a, b, s) for n, (a, b, s) in zip(x.shape, spans)]
+        pieces = [window(n, *s) for n, s in zip(x.shape, ahead)]
         x = x.shrink([(a, b) for a, b, _, _ in pieces])
         x = x._zeros_around(tuple((0, more) for _, _, more, _ in pieces), view=True)
-        return x._every([s for _, _, s in ahead], [off for *_, off in pieces])
+        return x._every([s for _, _, s in ahead], [column for *_, column in pieces])
 
-    def _every(self, steps: list, offsets: list) -> Self:
-        if all(s == 1 for s in steps): return self
-        shape = flatten((n // s, s) if s > 1 else (n, 1) for n, s in zip(self.shape, steps))
-        x = self.reshape(shape).shrink(flatten((None, (o, o + 1)) for o in offsets))
-        return x.reshape(shape[::2])
-
-# %% ../../nbs/ir/02_vocabulary.ipynb #c132
+# %% ../../nbs/ir/02_vocabulary.ipynb #c376
 class Entries(Slicing):
     "What may stand in square brackets"
     __slots__ = ()
     def _index_value(self, i: Any) -> Any: return self._wrap(i)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c378
+class Checking(Entries):
+    "Whether an entry is understood"
+    __slots__ = ()
     def _entry(self, i: Any) -> Any:
         if i is None or isinstance(i, slice) or getattr(i, 'dtype', None) is dtypes.index: return i
-        if hasattr(i, '__index__') and not isinstance(i, bool) and getattr(i, 'ndim', 0) == 0: return i.__index__()
+        plain = hasattr(i, '__index__') and not isinstance(i, bool) and not getattr(i, 'ndim', 0)
+        if plain: return i.__index__()
         x = None if isinstance(i, bool) else self._index_value(i)
         if x is not None and x.dtype.kind in ('int', 'uint'): return x
-        what = f'a value of {x.dtype.name}' if x is not None else f'a {type(i).__name__}'
-        raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. For a mask try where')
+        what = f'a {type(i).__name__}' if x is None else f'a value of {x.dtype.name}'
+        raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. '
+                         f'For a mask try where')
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c381
 def is_value(i: Any) -> bool:
     "Whether an index entry is a value with elements, not a plain or symbolic number"
-    return isinstance(i, Vocabulary) and i.dtype is not dtypes.index
+    return isinstance(i, Primitives) and i.dtype is not dtypes.index
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c134
+# %% ../../nbs/ir/02_vocabulary.ipynb #c383
 def position(values: list, sizes: list) -> Any:
-    "One number for each place, counting along the axes of these sizes; below zero counts from the end"
-    out: Any = 0
-    for v, n in zip(values, sizes): out = v._select(v < 0, v + n, v) + (out * n if type(out) is not int else 0)
+    "One number for each place, counting along axes of these sizes"
+    out = None
+    for v, n in zip(values, sizes):
+        ahead = v._select(v < 0, v + n, v)
+        out = ahead if out is None else out * n + ahead
     return out
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c386
+def fetched(x: Any, spot: Any) -> Any:
+    "The elements of x at places along its first axis"
+    hit = spot.reshape(spot.shape + (1,) * x.ndim).eq(x._axis_index(0))
+    return converted(x._select(hit, x, 0).sum(spot.ndim), x.dtype)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c388
 def picked(x: Any, at: list, values: list, place: int) -> Any:
-    "The elements of x at the places that values give for the axes `at`; their axes stand at `place`"
-    rest = [i for i in range(x.ndim) if i not in at]
-    sizes = [x.shape[i] for i in at]
-    flat = x.permute(at + rest).reshape((prod(sizes), *[x.shape[i] for i in rest]))
-    spot = position(values, sizes)
-    hit = spot.reshape(spot.shape + (1,) * flat.ndim).eq(flat._axis_index(0))
-    out = converted(flat._select(hit, flat, 0).sum(spot.ndim), x.dtype)
-    new = list(range(spot.ndim))
-    old = list(range(spot.ndim, out.ndim))
+    "The elements of x at the places that values give for axes `at`; their axes stand at `place`"
+    rest, measures = [i for i in range(x.ndim) if i not in at], [x.shape[i] for i in at]
+    flat = x.permute(at + rest).reshape((prod(measures), *[x.shape[i] for i in rest]))
+    spot = position(values, measures)
+    out = fetched(flat, spot)
+    new, old = list(range(spot.ndim)), list(range(spot.ndim, out.ndim))
     return out.permute(old[:place] + new + old[place:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c136
-class Indexing(Entries):
-    "Square brackets"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c391
+class Picking(Checking):
+    "Indexing by values"
     __slots__ = ()
-    def __getitem__(self, index: Any) -> Self:
-        entries = [self._entry(i) for i in spell_out(self.shape, index)]
-        axes = [slice(None) if is_value(i) else i for i in entries if i is not None]
-        x = self._spans([span(a, n, i) for a, (n, i) in enumerate(zip(self.shape, axes))])
-        kept = [i for i in entries if i is None or isinstance(i, slice) or is_value(i)]
-        left = iter(n for n, i in zip(x.shape, [i for i in entries if i is not None]) if isinstance(i, slice) or is_value(i))
-        x = x.reshape(tuple(1 if i is None else next(left) for i in kept))
-        return x._picked(entries, kept) if any(map(is_value, kept)) else x
-
     def _picked(self, entries: list, kept: list) -> Self:
         at = [k for k, i in enumerate(kept) if is_value(i)]
         numbers = [k for k, i in enumerate(entries) if i is not None and not isinstance(i, slice)]
         together = numbers[-1] - numbers[0] == len(numbers) - 1
         return picked(self, at, [kept[k] for k in at], numbers[0] if together else 0)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c393
+class Indexing(Picking):
+    "Square brackets"
+    __slots__ = ()
+    def __getitem__(self, index: Any) -> Self:
+        entries = [self._entry(i) for i in spell_out(self.shape, index)]
+        axes = [slice(None) if is_value(i) else i for i in entries if i is not None]
+        x = self._spans([span(a, n, i) for a, (n, i) in enumerate(zip(self.shape, axes))])
+        left = iter([n for n, i in zip(x.shape, axes) if isinstance(i, slice)])
+        kept = [i for i in entries if i is None or isinstance(i, slice) or is_value(i)]
+        x = x.reshape(tuple(1 if i is None else next(left) for i in kept))
+        return x._picked(entries, kept) if any(map(is_value, kept)) else x
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c396
+class Gathering(Indexing):
+    "One element for each index"
+    __slots__ = ()
     def gather(self, dim: int, index: Any) -> Self:
         "The elements that `index` names along `dim`, one for each of its elements"
         axis, index = resolve_axis('gather', dim, self.ndim), self._entry(index)
@@ -1196,15 +1439,17 @@ class Indexing(Entries):
         hit = index.unsqueeze(-1).eq(x._axis_index(x.ndim - 1))
         return converted(x._select(hit, x, 0).sum(-1), self.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c138
+# %% ../../nbs/ir/02_vocabulary.ipynb #c399
 def check_matmul(a: tuple, b: tuple) -> None:
     "None; ValueError where the inner sizes differ"
-    if not a or not b: raise ValueError(f'matmul: shapes {a} and {b}; wanted at least one axis each. Try *')
-    if not same(a[-1], b[-2 if len(b) > 1 else 0]):
-        raise ValueError(f'matmul: shapes {a} and {b}; the last axis of the first has {a[-1]}, but axis '
-                         f'{-2 if len(b) > 1 else 0} of the second has {b[-2 if len(b) > 1 else 0]}. Try transpose')
+    if not a or not b: raise ValueError(f'matmul: shapes {a} and {b}; wanted an axis each. Try *')
+    inner = b[-2] if len(b) > 1 else b[0]
+    if not same(a[-1], inner):
+        raise ValueError(f'matmul: shapes {a} and {b}; {a[-1]} columns meet {inner} rows. '
+                         f'Wanted equal numbers. Try transpose')
 
-class Matmul(Indexing):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c401
+class Products(Gathering):
     "Products of matrices: every pair multiplied, then summed"
     __slots__ = ()
     def dot(self, w: Any, dtype: Any = None) -> Self:
@@ -1212,166 +1457,227 @@ class Matmul(Indexing):
         if (b := self._wrap(w)) is None: known('matmul', NotImplemented, self, w)
         check_matmul(self.shape, b.shape)
         out = meeting(self, b) if dtype is None else dtype
-        a, b = (v.cast(sum_acc_dtype(out)) if v.dtype is not sum_acc_dtype(out) else v for v in (self, b))
+        a, b = (converted(v, sum_acc_dtype(out)) for v in (self, b))
         if b.ndim > 1: b = b.transpose(-1, -2)
         if a.ndim > 1 and b.ndim > 1: a, b = a.unsqueeze(-2), b.unsqueeze(-3)
-        return converted(known('matmul', a * b, a, b).sum(-1), out)
+        return converted((a * b).sum(-1), out)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c140
-class MatmulNames(Matmul):
-    "The same by other names"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c404
+class Matmul(Products):
+    "The matrix product by other names"
     __slots__ = ()
     def matmul(self, x: Any, reverse: bool = False, dtype: Any = None) -> Self:
         "self @ x, or x @ self if `reverse`"
         if not reverse: return self.dot(x, dtype)
-        return known('matmul', self._wrap(x) or NotImplemented, self, x).dot(self, dtype)
+        other = self._wrap(x)
+        return known('matmul', NotImplemented if other is None else other, self, x).dot(self, dtype)
 
-    def __matmul__(self, x: Any) -> Any: return NotImplemented if self._wrap(x) is None else self.dot(x)
-    def __rmatmul__(self, x: Any) -> Any: return NotImplemented if self._wrap(x) is None else self.matmul(x, True)
+# %% ../../nbs/ir/02_vocabulary.ipynb #c406
+class MatmulOperators(Matmul):
+    "The @ operator"
+    __slots__ = ()
+    def __matmul__(self, x: Any) -> Any:
+        return NotImplemented if self._wrap(x) is None else self.dot(x)
 
+    def __rmatmul__(self, x: Any) -> Any:
+        return NotImplemented if self._wrap(x) is None else self.matmul(x, True)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c409
+class Linear(MatmulOperators):
+    "A layer without memory"
+    __slots__ = ()
     def linear(self, weight: Any, bias: Any = None) -> Self:
         "self @ weight + bias; a weight with one axis scales instead"
         out = self * weight if weight.ndim == 1 else self.dot(weight)
         return out if bias is None else out + bias
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c142
+# %% ../../nbs/ir/02_vocabulary.ipynb #c414
 def outputs(size: int, kernel: int, stride: int, dilation: int) -> int:
     "How many windows fit along an axis"
     return (size - dilation * (kernel - 1) - 1) // stride + 1
 
-def apart(x: Any, lead: tuple, out: list, kernel: list, stride: list) -> Any:
-    "Windows that do not overlap: cut the axis into steps, keep the kernel's part of each"
-    pairs = tuple((0, max(0, o * s - n)) for o, s, n in zip(out, stride, x.shape[len(lead):]))
-    x = x._zeros_around(((0, 0),) * len(lead) + pairs)
-    x = x.shrink([None] * len(lead) + [(0, o * s) for o, s in zip(out, stride)])
-    x = x.reshape(lead + tuple(flatten(zip(out, stride))))
-    return x.shrink([None] * len(lead) + flatten((None, (0, k)) for k in kernel))
+# %% ../../nbs/ir/02_vocabulary.ipynb #c417
+class Axis:
+    "One axis with a sliding window"
+    def __init__(self, size: int, kernel: int, stride: int, dilation: int):
+        self.size, self.kernel, self.stride, self.dilation = size, kernel, stride, dilation
+        self.out = outputs(size, kernel, stride, dilation)
+        self.room = max(size, self.out * stride - dilation)
+        self.piece = self.room + dilation
+        self.copies = -(-kernel * self.piece // self.room)
+        self.disjoint = kernel <= stride and dilation == 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c144
-def sliding(x: Any, lead: tuple, out: list, kernel: list, stride: list, dilation: list) -> Any:
-    "Windows that overlap: the axis repeated, then cut so that each piece begins `dilation` later"
-    none, sizes = [None] * len(lead), x.shape[len(lead):]
-    room = [max(n, o * s - d) for n, o, s, d in zip(sizes, out, stride, dilation)]
-    x = x._zeros_around(((0, 0),) * len(lead) + tuple((0, r - n) for r, n in zip(room, sizes)))
-    copies = [-(-k * (r + d) // r) for k, r, d in zip(kernel, room, dilation)]
-    x = x.repeat((1,) * len(lead) + tuple(copies))
-    x = x.shrink(none + [(0, k * (r + d)) for k, r, d in zip(kernel, room, dilation)])
-    x = x.reshape(lead + tuple(flatten((k, r + d) for k, r, d in zip(kernel, room, dilation))))
-    x = x.shrink(none + flatten((None, (0, o * s)) for o, s in zip(out, stride)))
-    x = x.reshape(lead + tuple(flatten(zip(kernel, out, stride))))
-    x = x.shrink(none + flatten((None, None, (0, 1)) for _ in kernel))
-    return x.reshape(lead + tuple(flatten(zip(kernel, out))))
+# %% ../../nbs/ir/02_vocabulary.ipynb #c420
+def sliding(x: Any, axes: list[Axis]) -> Any:
+    "Windows that overlap: the last axes become (kernel, position) each"
+    lead = x.shape[:-len(axes)]
+    none, rest = [None] * len(lead), tuple
+    x = x._zeros_around(((0, 0),) * len(lead) + rest((0, a.room - a.size) for a in axes))
+    x = x.repeat((1,) * len(lead) + rest(a.copies for a in axes))
+    x = x.shrink(none + [(0, a.kernel * a.piece) for a in axes])
+    x = x.reshape(lead + rest(flatten((a.kernel, a.piece) for a in axes)))
+    x = x.shrink(none + flatten((None, (0, a.out * a.stride)) for a in axes))
+    x = x.reshape(lead + rest(flatten((a.kernel, a.out, a.stride) for a in axes)))
+    x = x.shrink(none + flatten((None, None, (0, 1)) for a in axes))
+    return x.reshape(lead + rest(flatten((a.kernel, a.out) for a in axes)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c146
+# %% ../../nbs/ir/02_vocabulary.ipynb #c423
+def apart(x: Any, axes: list[Axis]) -> Any:
+    "Windows that do not overlap: the last axes become (position, kernel) each"
+    lead = x.shape[:-len(axes)]
+    missing = tuple((0, max(0, a.out * a.stride - a.size)) for a in axes)
+    x = x._zeros_around(((0, 0),) * len(lead) + missing)
+    x = x.shrink([None] * len(lead) + [(0, a.out * a.stride) for a in axes])
+    x = x.reshape(lead + tuple(flatten((a.out, a.stride) for a in axes)))
+    return x.shrink([None] * len(lead) + flatten((None, (0, a.kernel)) for a in axes))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c425
 def spread(name: str, n: Any, axes: int) -> list[int]:
     "One number for each spatial axis"
     out = list(sizes(name, (n,), 'setting')) if isinstance(n, (tuple, list)) else [n] * axes
-    if len(out) != axes: raise ValueError(f'{name}: {n} for {axes} spatial axes; wanted one number, or {axes}')
-    return out
+    if len(out) == axes: return out
+    raise ValueError(f'{name}: {n} for {axes} spatial axes; wanted one number, or {axes}')
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c428
+def windowed_axes(name: str, shape: tuple, kernel: list, stride: Any, dilation: Any) -> list[Axis]:
+    "A record for each of the last axes"
+    s, d = (spread(name, v, len(kernel)) for v in (stride, dilation))
+    if min(*s, *d, *kernel) < 1:
+        raise ValueError(f'{name}: kernel {kernel}, stride {s}, dilation {d}; wanted 1 or more')
+    axes = [Axis(*v) for v in zip(shape[-len(kernel):], kernel, s, d)]
+    if all(a.out > 0 for a in axes): return axes
+    raise ValueError(f'{name}: a kernel {kernel} with dilation {d} does not fit in '
+                     f'{shape[-len(kernel):]}; try padding')
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c430
 def windows(name: str, x: Any, kernel: list, stride: Any, dilation: Any) -> Any:
-    "Every window of the last axes: their shape becomes (positions..., kernel...)"
-    axes, lead = len(kernel), x.shape[:-len(kernel)]
-    s, d = spread(name, stride, axes), spread(name, dilation, axes)
-    if min(*s, *d, *kernel) < 1: raise ValueError(f'{name}: kernel {kernel}, stride {s}, dilation {d}; wanted 1 or more')
-    out = [outputs(*v) for v in zip(x.shape[-axes:], kernel, s, d)]
-    if min(out) < 1: raise ValueError(f'{name}: kernel {kernel} with dilation {d} is larger than {x.shape[-axes:]}; try padding')
-    disjoint = all(k <= t and e == 1 for k, t, e in zip(kernel, s, d))
-    x = apart(x, lead, out, kernel, s) if disjoint else sliding(x, lead, out, kernel, s, d)
-    first = len(lead) if disjoint else len(lead) + 1   # which of each pair counts positions
-    other = 2 * len(lead) + 1 - first
-    order = [*range(len(lead)), *range(first, first + 2 * axes, 2), *range(other, other + 2 * axes, 2)]
-    return x.permute(order)
+    "Every window of the last axes: they become (positions..., kernel...)"
+    axes = windowed_axes(name, x.shape, kernel, stride, dilation)
+    lead, k = x.ndim - len(axes), len(axes)
+    disjoint = all(a.disjoint for a in axes)
+    x = apart(x, axes) if disjoint else sliding(x, axes)
+    evens, odds = range(lead, lead + 2 * k, 2), range(lead + 1, lead + 2 * k, 2)
+    return x.permute([*range(lead), *(evens if disjoint else odds), *(odds if disjoint else evens)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c148
+# %% ../../nbs/ir/02_vocabulary.ipynb #c433
 def around(name: str, padding: Any, axes: int) -> tuple:
     "Padding of the spatial axes as PyTorch's flat tuple, which begins with the last"
     if isinstance(padding, (tuple, list)) and len(padding) == 2 * axes: return tuple(padding)
     return tuple(flatten((p, p) for p in reversed(spread(name, padding, axes))))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c150
+# %% ../../nbs/ir/02_vocabulary.ipynb #c435
 def check_conv(x: tuple, w: tuple, groups: int) -> None:
     "None; ValueError where image, weight and groups do not go together"
     if len(x) < 3 or len(x) != len(w):
-        raise ValueError(f'conv2d: image {x} and weight {w}; wanted (batch, channels, ...) and (out, in, ...)')
+        raise ValueError(f'conv2d: image {x}, weight {w}; wanted (batch, in, ...), (out, in, ...)')
     if x[1] != groups * w[1] or w[0] % groups:
-        raise ValueError(f'conv2d: image {x} has {x[1]} channels, weight {w} with groups={groups} wants '
-                         f'{groups * w[1]}, and {w[0]} outputs in equal groups')
+        raise ValueError(f'conv2d: image {x}, weight {w}, groups={groups}; wanted '
+                         f'{groups * w[1]} channels, and outputs that {groups} divides')
 
-class Convolution(MatmulNames):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c438
+def grouped(x: Any, groups: int, k: int) -> Any:
+    "Windows of images as (batch, groups, 1, positions..., channels, kernel...)"
+    batch, channels, *rest = x.shape
+    x = x.reshape((batch, groups, 1, channels // groups, *rest))
+    return x.permute([0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)])
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c441
+class Convolution(Linear):
     "Products of windows"
     __slots__ = ()
-    def conv2d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Any = 1, dilation: Any = 1,
-               padding: Any = 0, dtype: Any = None) -> Self:
+    def conv2d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Any = 1,
+               dilation: Any = 1, padding: Any = 0, dtype: Any = None) -> Self:
         "Each window of each image times each filter, summed; any number of spatial axes"
         check_conv(self.shape, weight.shape, groups)
-        (batch, _, *_), (out, channels, *kernel) = self.shape, weight.shape
+        (out, channels, *kernel), k = weight.shape, weight.ndim - 2
         dt = meeting(self, weight) if dtype is None else dtype
-        x = self.pad(around('conv2d', padding, len(kernel)))
+        x = self.pad(around('conv2d', padding, k))
         x, w = (converted(v, sum_acc_dtype(dt)) for v in (x, weight))
-        x = windows('conv2d', x, kernel, stride, dilation)
-        k, at = len(kernel), list(x.shape[2:2 + len(kernel)])
-        x = x.reshape((batch, groups, 1, channels, *at, *kernel))
-        x = x.permute([0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)])
+        x = grouped(windows('conv2d', x, kernel, stride, dilation), groups, k)
         w = w.reshape((1, groups, out // groups, *[1] * k, channels, *kernel))
-        y = converted((x * w).sum(tuple(range(-1 - k, 0))).reshape((batch, out, *at)), dt)
+        y = (x * w).sum(tuple(range(-1 - k, 0)))
+        y = converted(y.reshape((self.shape[0], out, *y.shape[3:])), dt)
         return y if bias is None else y + bias.reshape((1, -1, *[1] * k))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c152
-class Pooling(Convolution):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c444
+class Pools(Convolution):
+    "Windows to be pooled"
+    __slots__ = ()
+    def _pool(self, name: str, size: Any, stride: Any, dilation: Any, padding: Any,
+              value: Any = 0) -> tuple:
+        kernel = spread(name, size, len(size) if isinstance(size, (tuple, list)) else 2)
+        if self.ndim <= len(kernel):
+            raise ValueError(f'{name}: shape {self.shape}; wanted more than {len(kernel)} axes')
+        x = self.pad(around(name, padding, len(kernel)), value=value)
+        stride = kernel if stride is None else stride
+        return windows(name, x, kernel, stride, dilation), tuple(range(-len(kernel), 0))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c446
+class Pooling(Pools):
     "The largest or the average of each window"
     __slots__ = ()
-    def _pool_windows(self, name: str, kernel_size: Any, stride: Any, dilation: Any, padding: Any, value: Any):
-        kernel = spread(name, kernel_size, len(kernel_size) if isinstance(kernel_size, (tuple, list)) else 2)
-        if self.ndim <= len(kernel): raise ValueError(f'{name}: shape {self.shape}; wanted {len(kernel)} spatial axes after others')
-        x = self.pad(around(name, padding, len(kernel)), value=value)
-        return windows(name, x, kernel, kernel if stride is None else stride, dilation), tuple(range(-len(kernel), 0))
-
-    def max_pool2d(self, kernel_size: Any = (2, 2), stride: Any = None, dilation: Any = 1, padding: Any = 0) -> Self:
+    def max_pool2d(self, kernel_size: Any = (2, 2), stride: Any = None, dilation: Any = 1,
+                   padding: Any = 0) -> Self:
         "The largest of each window"
-        x, axes = self._pool_windows('max_pool2d', kernel_size, stride, dilation, padding, dtypes.min(self.dtype))
+        lowest = dtypes.min(self.dtype)
+        x, axes = self._pool('max_pool2d', kernel_size, stride, dilation, padding, lowest)
         return x.max(axes)
 
-    def avg_pool2d(self, kernel_size: Any = (2, 2), stride: Any = None, dilation: Any = 1, padding: Any = 0,
-                   count_include_pad: bool = True) -> Self:
+# %% ../../nbs/ir/02_vocabulary.ipynb #c449
+class Averaging(Pooling):
+    "The average of each window"
+    __slots__ = ()
+    def avg_pool2d(self, kernel_size: Any = (2, 2), stride: Any = None, dilation: Any = 1,
+                   padding: Any = 0, count_include_pad: bool = True) -> Self:
         "The average of each window; the padding counts too unless told otherwise"
-        x, axes = self._pool_windows('avg_pool2d', kernel_size, stride, dilation, padding, 0)
+        x, axes = self._pool('avg_pool2d', kernel_size, stride, dilation, padding)
         if count_include_pad: return x.mean(axes)
         ones = self._const(1.0, least_upper_float(self.dtype))._stretch(self.shape)
-        n, _ = Pooling._pool_windows(ones, 'avg_pool2d', kernel_size, stride, dilation, padding, 0)
+        n, _ = ones._pool('avg_pool2d', kernel_size, stride, dilation, padding)
         return x.sum(axes) / n.sum(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c154
-class Masks(Pooling):
-    "What depends on where an element stands"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c452
+class Triangles(Averaging):
+    "Parts above and below the diagonal"
     __slots__ = ()
-    def _triangle(self, name: str, diagonal: int) -> Any:
-        if self.ndim < 2: raise ValueError(f'{name}: shape {self.shape}; wanted at least two axes')
-        return (self._axis_index(self.ndim - 1) - self._axis_index(self.ndim - 2)) < diagonal
+    def _above(self, name: str, diagonal: int) -> Any:
+        if self.ndim < 2: raise ValueError(f'{name}: shape {self.shape}; wanted two axes or more')
+        return self._axis_index(self.ndim - 1) - self._axis_index(self.ndim - 2) >= diagonal
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c454
+class Halves(Triangles):
+    "Parts above and below the diagonal"
+    __slots__ = ()
     def triu(self, diagonal: int = 0) -> Self:
         "The part on and above the diagonal, zeros elsewhere"
-        return self._select(self._triangle('triu', diagonal), 0, self)._snapshot()
+        return self._select(self._above('triu', diagonal), self, 0)
 
     def tril(self, diagonal: int = 0) -> Self:
         "The part on and below the diagonal, zeros elsewhere"
-        return self._select(self._triangle('tril', diagonal + 1), self, 0)
+        return self._select(self._above('tril', diagonal + 1), 0, self)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c457
+class Masks(Halves):
+    "What depends on where an element stands"
+    __slots__ = ()
     def one_hot(self, num_classes: int) -> Self:
         "For each class number a row of zeros with a single 1"
-        if self.dtype.kind not in ('int', 'uint'): raise TypeError(f'one_hot: class numbers are ints, got {self.dtype.name}')
-        hit = self.unsqueeze(-1).eq(self._arange(num_classes, dtypes.int32))
-        return hit.where(1, 0)
+        if self.dtype.kind in ('int', 'uint'):
+            return self.unsqueeze(-1).eq(self._arange(num_classes, dtypes.int32)).where(1, 0)
+        raise TypeError(f'one_hot: class numbers are ints, got {self.dtype.name}')
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c459
+class Cumulating(Masks):
+    "Running sums"
+    __slots__ = ()
     def cumsum(self, axis: int = 0) -> Self:
         "The sums of all elements up to each"
-        i = resolve_axis('cumsum', axis, self.ndim) if self.ndim else 0
-        if not prod(self.shape) or not self.ndim: return converted(self, sum_acc_dtype(self.dtype))._snapshot()
-        x, n = self.transpose(i, -1), self.shape[i]
-        x = x._zeros_around(((0, 0),) * (self.ndim - 1) + ((n - 1, 0),))
+        if not self.ndim or not prod(self.shape): return self.sum(())
+        i, n = resolve_axis('cumsum', axis, self.ndim), self.shape[axis]
+        x = self.transpose(i, -1)._zeros_around(((0, 0),) * (self.ndim - 1) + ((n - 1, 0),))
         return windows('cumsum', x, [n], 1, 1).sum(-1).transpose(i, -1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c156
+# %% ../../nbs/ir/02_vocabulary.ipynb #c462
 def reduced(name: str, loss: Any, reduction: str) -> Any:
     "The loss as its mean, its sum, or unreduced"
     if reduction == 'mean': return loss.mean()
@@ -1379,73 +1685,107 @@ def reduced(name: str, loss: Any, reduction: str) -> Any:
     if reduction == 'none': return loss
     raise ValueError(f"{name}: reduction {reduction!r}; wanted 'mean', 'sum' or 'none'")
 
-class Losses(Masks):
-    "How far a prediction is from the truth"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c464
+class Distances(Cumulating):
+    "How far a number is from the truth"
     __slots__ = ()
     def mse_loss(self, Y: Any, reduction: str = 'mean') -> Self:
         "The squared difference"
         return reduced('mse_loss', (self - Y).square(), reduction)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c467
+class AbsoluteDistances(Distances):
+    "The plain distance"
+    __slots__ = ()
     def l1_loss(self, Y: Any, reduction: str = 'mean') -> Self:
         "The difference without its sign"
         return reduced('l1_loss', (self - Y).abs(), reduction)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c470
+class Binary(AbsoluteDistances):
+    "Losses for yes and no"
+    __slots__ = ()
     def binary_crossentropy(self, Y: Any, reduction: str = 'mean') -> Self:
         "Minus the logarithm of the probability given to the truth Y, at most 100"
         p, q = (v.log().maximum(-100.0) for v in (self, 1 - self))
         return reduced('binary_crossentropy', -(Y * p) - (1 - Y) * q, reduction)
 
-    def binary_crossentropy_logits(self, Y: Any, reduction: str = 'mean', pos_weight: Any = None) -> Self:
+# %% ../../nbs/ir/02_vocabulary.ipynb #c472
+class BinaryLogits(Binary):
+    "Losses for yes and no, before the sigmoid"
+    __slots__ = ()
+    def binary_crossentropy_logits(self, Y: Any, reduction: str = 'mean',
+                                   pos_weight: Any = None) -> Self:
         "The same from values before their sigmoid"
         p, q = self.logsigmoid(), (-self).logsigmoid()
         if pos_weight is not None: p = p * pos_weight
         return reduced('binary_crossentropy_logits', -(Y * p) - (1 - Y) * q, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c158
-class ClassLosses(Losses):
-    "Losses for class numbers"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c475
+class Likelihood(BinaryLogits):
+    "What was given to the right class"
     __slots__ = ()
     def _class_axis(self, name: str, Y: Any) -> int:
-        axis = 0 if self.ndim == 1 else 1
-        if not self.ndim: raise ValueError(f'{name}: wanted scores with an axis of classes, got shape ()')
+        axis = min(self.ndim - 1, 1)
         rest = self.shape[:axis] + self.shape[axis + 1:]
-        if Y.shape in (rest, self.shape): return axis
-        raise ValueError(f'{name}: scores {self.shape} and classes {Y.shape}; wanted classes of shape {rest}')
+        if self.ndim and Y.shape in (rest, self.shape): return axis
+        raise ValueError(f'{name}: scores {self.shape} and classes {Y.shape}; '
+                         f'wanted an axis of classes, and classes of shape {rest}')
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c477
+class Likelihoods(Likelihood):
+    "What was given to the right class"
+    __slots__ = ()
     def _likelihood(self, name: str, Y: Any) -> Self:
         axis = self._class_axis(name, Y)
-        hit = Y.unsqueeze(axis).eq(self._axis_index(axis))
-        return self._select(hit, self, 0.0).sum(axis)
+        return self._select(Y.unsqueeze(axis).eq(self._axis_index(axis)), self, 0.0).sum(axis)
 
-    def nll_loss(self, Y: Any, weight: Any = None, ignore_index: Any = None, reduction: str = 'mean') -> Self:
+# %% ../../nbs/ir/02_vocabulary.ipynb #c480
+class LogLoss(Likelihoods):
+    "Losses from log probabilities"
+    __slots__ = ()
+    def nll_loss(self, Y: Any, weight: Any = None, ignore_index: Any = None,
+                 reduction: str = 'mean') -> Self:
         "Minus the log probability of each class in Y; `ignore_index` marks what does not count"
         Y = converted(Y, dtypes.int32)
         loss = -self._likelihood('nll_loss', Y)
         if weight is None and ignore_index is None: return reduced('nll_loss', loss, reduction)
-        w = Y.const_like(1).cast(loss.dtype)._stretch(Y.shape) if weight is None else weight[Y]
+        w = loss.const_like(1)._stretch(Y.shape) if weight is None else weight[Y]
         if ignore_index is not None: w = w._select(Y.ne(ignore_index), w, 0)
-        return (loss * w).sum() / w.sum() if reduction == 'mean' else reduced('nll_loss', loss * w, reduction)
+        if reduction == 'mean': return (loss * w).sum() / w.sum()
+        return reduced('nll_loss', loss * w, reduction)
 
+# %% ../../nbs/ir/02_vocabulary.ipynb #c483
+class CrossEntropy(LogLoss):
+    "Losses from scores"
+    __slots__ = ()
     def cross_entropy(self, Y: Any, reduction: str = 'mean', label_smoothing: float = 0.0) -> Self:
         "Minus the log softmax of the truth: class numbers, or a probability for each class"
         axis = self._class_axis('cross_entropy', Y)
         logs = self.log_softmax(axis)
-        if Y.shape != self.shape: right = logs._likelihood('cross_entropy', Y)
-        else: right = (logs * Y).sum(axis)
-        loss = -(right * (1 - label_smoothing) + logs.mean(axis) * label_smoothing) if label_smoothing else -right
-        return reduced('cross_entropy', loss, reduction)
+        hard = Y.shape != self.shape
+        right = logs._likelihood('cross_entropy', Y) if hard else (logs * Y).sum(axis)
+        if label_smoothing:
+            right = right * (1 - label_smoothing) + logs.mean(axis) * label_smoothing
+        return reduced('cross_entropy', -right, reduction)
 
-    def sparse_categorical_crossentropy(self, Y: Any, ignore_index: int = -1, label_smoothing: float = 0.0,
+# %% ../../nbs/ir/02_vocabulary.ipynb #c485
+class ClassLosses(CrossEntropy):
+    "Losses for classes on the last axis"
+    __slots__ = ()
+    def sparse_categorical_crossentropy(self, Y: Any, ignore_index: int = -1,
+                                        label_smoothing: float = 0.0,
                                         reduction: str = 'mean') -> Self:
-        "Cross entropy with the classes on the last axis; an `ignore_index` other than -1 does not count"
-        flat, Y = self.reshape((-1, self.shape[-1])), converted(Y, dtypes.int32)
+        "Cross entropy by class numbers; an `ignore_index` other than -1 does not count"
+        name, Y = 'sparse_categorical_crossentropy', converted(Y, dtypes.int32)
+        flat = self.reshape((-1, self.shape[-1]))
         loss = flat.cross_entropy(Y.reshape(-1), 'none', label_smoothing).reshape(Y.shape)
-        if ignore_index == -1: return reduced('sparse_categorical_crossentropy', loss, reduction)
+        if ignore_index == -1: return reduced(name, loss, reduction)
         counts = Y.ne(ignore_index)
         loss = loss._select(counts, loss, 0.0)
-        return loss.sum() / counts.sum() if reduction == 'mean' else reduced('sparse_categorical_crossentropy', loss, reduction)
+        return loss.sum() / counts.sum() if reduction == 'mean' else reduced(name, loss, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c160
+# %% ../../nbs/ir/02_vocabulary.ipynb #c488
 class Vocabulary(ClassLosses):
     "Every operation, for whoever offers the primitives"
     __slots__ = ()

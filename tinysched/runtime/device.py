@@ -400,5 +400,6 @@ def host_buffer(array: Any, dtype: DType | None = None) -> UOp:
     shape, array = np.shape(array), np.ascontiguousarray(array)
     dtype = dtype or from_numpy(array.dtype)
     u = UOp.buffer('NPY', shape, dtype)
-    if array.size: buffer_of(u).copyin(to_storage(array, dtype).reshape(-1).view(np.uint8).data)
+    with np.errstate(all='ignore'): raw = to_storage(array, dtype).reshape(-1)
+    if raw.size: buffer_of(u).copyin(raw.view(np.uint8).data)
     return u

@@ -5,30 +5,33 @@
 # %% auto #0
 __all__ = ['FOLDABLE', 'BULK', 'argument', 'load', 'Builder', 'masked', 'fold', 'reduced', 'write_down', 'kernel_name', 'kernel',
            'target_index', 'rereads_elsewhere', 'States', 'saved', 'is_older', 'one_state_each', 'with_scalars', 'fill',
-           'keep', 'staged', 'assign', 'supersede', 'build', 'get_kernel_graph']
+           'keep', 'staged', 'assign', 'nested', 'supersede', 'build', 'get_kernel_graph']
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c2
 import itertools
 from typing import Any
 
-from ..helpers import prod
+from ..helpers import DEBUG, prod
 from ..ir.dtype import dtypes
-from ..ir.movement import apply_movement_op, flat_index
+from ..ir.movement import apply_movement_op, flat_index, same
+from ..ir.spec import state_of
 from ..ir.symbolic import symbolic
 from ..ir.uop import KernelInfo, ParamArg, UOp
 from ..ir.vocabulary import GroupOp, Ops
 from .callify import Limits
 from .rangeify import (ZERO, Access, Plan, Policy, Root, default_policy, is_scalar,
-                                         rangeify)
+                                         rangeify, reasons)
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c4
-def argument(root: Root, state: UOp) -> UOp:
+def argument(root: Root, state: UOp, shape: tuple) -> UOp:
     "The kernel's parameter for a state: flat, numbered by meeting (E9)"
-    return UOp.param(root.reads[state], state.dtype, (prod(state.shape),))
+    return UOp.param(root.reads[state], state.dtype, (prod(shape),))
 
-def load(root: Root, state: UOp, access: Access) -> UOp:
+def load(access: Access, state: UOp, shape: tuple) -> UOp:
     "One element of stored memory; 0 where the access is not valid"
-    at = argument(root, state).index(flat_index(state.shape, access.idx))
+    idx = access.idx
+    if shape != state.shape: idx = tuple(ZERO if same(n, 1) else i for n, i in zip(shape, idx))
+    at = argument(access.root, state, shape).index(flat_index(shape, idx))
     return at if access.valid is None else UOp(Ops.INDEX, at.dtype, (*at.src, access.valid))
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c5
@@ -43,7 +46,8 @@ class Builder:
         "The value at an access: a constant, a load, or what was built before"
         if u.op is Ops.CONST or is_scalar(u): return u
         if u.op is Ops.ARANGE: return fold(access.idx[0].cast(u.dtype))
-        if u.op in GroupOp.State or u in self.plan.roots: return load(access.root, u, access)
+        if u.op in GroupOp.State: return load(access, u, u.shape)
+        if u in self.plan.roots: return load(access, u, self.plan.roots[u].shape)
         return self.built[u, access]
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c6
@@ -104,19 +108,19 @@ def rereads_elsewhere(dest: UOp, value: UOp) -> bool:
 class States:
     "Kernel graph in the making: every stored value and every state -> its state after the kernels"
 
-    def __init__(self) -> None:
+    def __init__(self, allocs: int):  # slots -1 to -allocs are taken by the body itself
         self.of: dict = {}
         self.copies: dict = {}  # old state -> copy of it
-        self.slots = itertools.count(1)
+        self.slots = itertools.count(1 + allocs)
 
-    def alloc(self, u: UOp, device: Any) -> UOp:
+    def alloc(self, u: UOp, shape: tuple, device: Any) -> UOp:
         "Storage for a value that nobody outside refers to (B5)"
-        return UOp(Ops.ALLOC, u.dtype, (), ParamArg(-next(self.slots), u.shape, device))
+        return UOp(Ops.ALLOC, u.dtype, (), ParamArg(-next(self.slots), shape, device))
 
     def copy(self, state: UOp) -> UOp:
         "A copy of a state, made before it is superseded"
         if state not in self.copies:
-            self.copies[state] = saved(state, self.alloc(state, state.device))
+            self.copies[state] = saved(state, self.alloc(state, state.shape, state.device))
         return self.copies[state]
 
     def call(self, root: Root, body: UOp, written: UOp) -> UOp:
@@ -162,14 +166,15 @@ def fill(b: Builder, states: States, u: UOp, storage: UOp) -> UOp:
     root = b.plan.roots[u]
     if u.op is Ops.COPY: return storage.after(states.call(root, BULK, storage))
     access = Access(root, root.ranges)
-    dest = argument(root, u).index(flat_index(u.shape, root.ranges))
+    dest = argument(root, u, root.shape).index(flat_index(root.shape, root.ranges))
     return storage.after(states.call(root, kernel(root, dest, b.built[u, access]), storage))
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c21
 def keep(b: Builder, states: States, u: UOp) -> None:
     "Note the state of a value that is the result of a kernel"
     home = b.plan.home.get(u)
-    storage = home.src[0] if home is not None else states.alloc(u, u.device)
+    root = b.plan.roots[u]
+    storage = home.src[0] if home is not None else states.alloc(u, root.shape, root.device)
     states.of[u] = fill(b, states, u, storage)
     if home is not None: states.of[home] = states.of[u]
 
@@ -177,7 +182,7 @@ def keep(b: Builder, states: States, u: UOp) -> None:
 def staged(root: Root, states: States, state: UOp, dest: UOp, value: UOp) -> list:
     "Two calls: the value into memory of its own, then from there to its place (M6)"
     shape = root.node.src[1].shape
-    temp = states.alloc(root.node.src[1], state.device)
+    temp = states.alloc(root.node.src[1], shape, state.device)
     here = flat_index(shape, root.ranges)
     moved = value.substitute({dest.src[0]: dest.src[0].replace(
         arg=dest.src[0].arg._replace(slot=len(root.reads)))})
@@ -193,25 +198,33 @@ def assign(b: Builder, states: States, effect: UOp, state: UOp) -> list:
     root, (target, u) = b.plan.roots[effect], effect.src
     if u.op is Ops.COPY and u not in b.plan.roots: return [states.call(root, BULK, state)]
     prior = next(iter(root.reads))
-    dest = argument(root, prior).index(flat_index(prior.shape, target_index(target, root.ranges)))
+    dest = argument(root, prior, prior.shape).index(flat_index(prior.shape, target_index(target, root.ranges)))
     value = b.at(u, Access(root, root.ranges))
     if root.rereads and rereads_elsewhere(dest, value):
         return staged(root, states, state, dest, value)
     return [states.call(root, kernel(root, dest, value), state)]
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c25
+def nested(states: States, call: UOp) -> UOp:
+    "A scheduled CALL in the program, over the states that its arguments are now (C1)"
+    state = [state_of(a) for a in call.src[1:]]
+    now = one_state_each(states, [states.of.get(s, s) for s in state])
+    args = (a.substitute({s: n}) for a, s, n in zip(call.src[1:], state, now))
+    return call.replace(src=(call.src[0], *args))
+
+# %% ../../nbs/schedule/15_kernels.ipynb #c26
 def supersede(b: Builder, states: States, u: UOp) -> None:
     "Note the state that an AFTER stands for"
     state, effects = states.of[u.src[0]], []
     for e in u.src[1:]:
         if e.op is Ops.STORE: effects += assign(b, states, e, state)
-        else: effects.append(states.of.get(e, e))
+        else: effects.append(nested(states, e) if e.op is Ops.CALL else states.of.get(e, e))
     states.of[u] = state.after(*effects)
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c27
+# %% ../../nbs/schedule/15_kernels.ipynb #c28
 def build(plan: Plan) -> States:
     "State of every stored value and every state, sources first"
-    b, states = Builder(plan), States()
+    b, states = Builder(plan), States(sum(u.op is Ops.ALLOC for u in plan.order))
     for u in plan.order:
         if u.op in (Ops.BUFFER, Ops.ALLOC, Ops.PARAM): states.of[u] = u
         elif u.op is Ops.AFTER and u not in states.of: supersede(b, states, u)
@@ -221,8 +234,10 @@ def build(plan: Plan) -> States:
             if u in plan.roots: keep(b, states, u)
     return states
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c28
+# %% ../../nbs/schedule/15_kernels.ipynb #c29
 def get_kernel_graph(sink: UOp, limits: Limits = Limits(), policy: Policy = default_policy) -> UOp:
     "SINK of AFTER(storage, CALL(kernel, *states)) for every effect of the program (E10)"
-    states = build(rangeify(sink, limits, policy))
+    plan = rangeify(sink, limits, policy)
+    if DEBUG >= 3: print('\n'.join(reasons(plan)))
+    states = build(plan)
     return UOp.sink(*dict.fromkeys(states.of[u] for u in sink.src))

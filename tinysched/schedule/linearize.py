@@ -6,10 +6,12 @@
 __all__ = ['ADDRESS', 'accesses', 'PATH', 'slot_of', 'Access', 'kernel_access', 'buffer_args', 'linear_access', 'access',
            'call_of', 'check', 'walk', 'Names', 'new_writers', 'contents', 'detours', 'States', 'Edge', 'naming_edges',
            'prior_edges', 'order_edges', 'war_edges', 'byte_range', 'regions', 'overlap', 'chain_edges', 'all_edges',
-           'dependencies', 'kahn', 'find_cycle', 'cycle_error', 'bare', 'bare_call', 'create_schedule']
+           'dependencies', 'kahn', 'find_cycle', 'cycle_error', 'bare', 'bare_call', 'create_schedule', 'Waiting',
+           'given_up', 'Saver', 'save_overtaken']
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c2
 from collections.abc import Iterable
+from itertools import count
 from math import inf
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,8 +19,9 @@ from weakref import WeakKeyDictionary
 from ..ir.dtype import dtypes
 from ..ir.movement import contiguous_view
 from ..ir.spec import VIEWS, is_scalar, state_of
-from ..ir.uop import UOp
+from ..ir.uop import ParamArg, UOp
 from ..ir.vocabulary import GroupOp, Ops
+from .kernels import saved
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c13
 ADDRESS = VIEWS | {Ops.INDEX, Ops.AFTER}
@@ -304,3 +307,69 @@ def create_schedule(sink: UOp) -> UOp:
     if len(order) < len(nodes): raise cycle_error(find_cycle(edges, set(order)))
     calls = tuple(bare_call(u, g) for u in order if u.op is Ops.CALL)
     return UOp(Ops.LINEAR, dtypes.void, calls)
+
+# %% ../../nbs/schedule/16_linearize.ipynb #c119
+class Waiting:
+    "Kahn's algorithm in steps: the edges that each node still waits for"
+    def __init__(self, nodes: Iterable[UOp], edges: Iterable[Edge]):
+        self.on: dict[UOp, dict[Edge, None]] = {u: {} for u in nodes}
+        self.following: dict[UOp, list[Edge]] = {}
+        self.done: set[UOp] = set()
+        for e in edges:
+            self.on[e.after][e] = None
+            self.following.setdefault(e.before, []).append(e)
+
+    def run(self, ready: list[UOp]) -> None:
+        "None; `ready` and all that can follow are done"
+        for u in ready:
+            self.done.add(u)
+            for e in self.following.get(u, ()):
+                on = self.on[e.after]
+                if e in on and on.pop(e) is None and not on: ready.append(e.after)
+
+# %% ../../nbs/schedule/16_linearize.ipynb #c122
+def given_up(nodes: list[UOp], edges: Iterable[Edge]) -> list[Edge]:
+    "War edges that no order can keep, the first stuck writer in program order going first (M3)"
+    w, broken = Waiting(nodes, edges), []
+    ready: list[UOp] = [u for u in nodes if not w.on[u]]
+    while True:
+        w.run(ready)
+        first = next((u for u in nodes if u not in w.done and all(e.kind == 'war' for e in w.on[u])), None)
+        if first is None: return broken
+        broken += w.on[first]
+        w.on[first], ready = {}, [first]
+
+# %% ../../nbs/schedule/16_linearize.ipynb #c125
+class Saver:
+    "Copies of old states, each made once"
+    def __init__(self, g: States, broken: Iterable[Edge]):
+        self.late = {(e.before, e.buffer) for e in broken}
+        self.copies: dict[UOp, UOp] = {}
+        taken = [b.arg.slot for b in g.buffer.values() if b.op is Ops.ALLOC]
+        self.slots = count(1 - min(taken, default=0))
+
+    def copy(self, state: UOp) -> UOp:
+        "State of fresh storage that holds a copy of `state`"
+        if state not in self.copies:
+            storage = UOp(Ops.ALLOC, state.dtype, (), ParamArg(-next(self.slots), state.shape, state.device))
+            self.copies[state] = saved(state, storage)
+        return self.copies[state]
+
+    def argument(self, call: UOp, arg: UOp, new: UOp) -> UOp:
+        "The argument of a call, read from a copy where the call is late"
+        if is_scalar(arg) or (call, arg.storage) not in self.late: return new
+        return new.substitute({state_of(new): self.copy(state_of(new))})
+
+# %% ../../nbs/schedule/16_linearize.ipynb #c127
+def save_overtaken(sink: UOp) -> UOp:
+    "The kernel graph, with readers that no order can serve reading copies made in time"
+    g = States(walk(sink))
+    broken = given_up([*g.calls, *(a for a in g.prior if a in g.detours)], all_edges(g))
+    if not broken: return sink
+    saver, new = Saver(g, broken), {}
+    for u in sink.toposort(lambda u: u.op is not Ops.SINK or u is sink):
+        src = tuple(new.get(s, s) for s in u.src)
+        if u.op is Ops.CALL:
+            src = src[:2] + tuple(saver.argument(u, a, s) for a, s in zip(u.src[2:], src[2:]))
+        new[u] = u.replace(src=src)
+    return new[sink]

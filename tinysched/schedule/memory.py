@@ -244,7 +244,7 @@ def moved(arg: UOp, home: Home) -> UOp:
     "The argument, as one view of the arena if its buffer lives there (K4)"
     b = state_of(arg)
     if b not in home: return arg
-    (arena, offset), part = home[b], byte_range(arg)
+    (arena, offset), part = home[b], (0, nbytes(b)) if arg is b else byte_range(arg)
     if part is None: return arg.substitute({b: moved(b, home)})
     return View(arena, offset + part[0], part[1] - part[0], arg.dtype, arg.shape).uop()
 
@@ -252,7 +252,8 @@ def moved(arg: UOp, home: Home) -> UOp:
 def settle(linear: UOp, arenas: Mapping[tuple, Arena]) -> UOp:
     "The LINEAR over arenas"
     home = homes(linear, arenas)
-    calls = (c.replace(src=(c.src[0], *(moved(a, home) for a in c.src[1:]))) for c in linear.src)
+    views = {a: moved(a, home) for a in dict.fromkeys(a for c in linear.src for a in c.src[1:])}
+    calls = (c.replace(src=(c.src[0], *map(views.__getitem__, c.src[1:]))) for c in linear.src)
     return linear.replace(src=tuple(calls))
 
 # %% ../../nbs/schedule/18_memory.ipynb #c98
