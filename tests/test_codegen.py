@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tinysched.codegen.lower import lower, separate
+from tinysched.codegen.lower import lower
 from tinysched.codegen.optimize import Target, optimize
 from tinysched.codegen.render import kernel
 from tinysched.helpers import Context
@@ -38,6 +38,10 @@ def elementwise(fn, n, *dts):
     i = loop(n, 0)
     value = fn(*(param(1 + k, n, dt).index(i) for k, dt in enumerate(dts)))
     return sink(param(0, n, value.dtype).index(i).store(value).end(i))
+
+
+def applied(o, n, *dts): return elementwise(lambda *x: op(o, *x), n, *dts)
+def casting(src, dst, n): return elementwise(lambda x: x.cast(dst), n, src)
 
 
 class Memory:
@@ -130,7 +134,7 @@ def test_integer_operations_wrap_and_round_down(way):
         a, b = int_pairs(name)
         for o, want in INT_OPS.items():
             with np.errstate(all='ignore'): wanted.append((name, o, a, b, want(a, b)))
-            cases.append((elementwise(lambda x, y: op(o, x, y), a.size, dt, dt), wanted[-1][-1].dtype, (a, b)))
+            cases.append((applied(o, a.size, dt, dt), wanted[-1][-1].dtype, (a, b)))
     for out, (name, o, a, b, want) in zip(results(way, cases), wanted):
         bad = np.flatnonzero(out != want)
         assert not bad.size, (name, o, a[bad[:3]], b[bad[:3]], out[bad[:3]], want[bad[:3]])
@@ -151,7 +155,7 @@ def test_float_operations(way, dt):
     for o, want in (FLOAT_OPS | FLOAT_UNARY).items():
         sources = (a,) if o in FLOAT_UNARY else (a, b)
         with np.errstate(all='ignore'): wanted.append((o, want(*sources)))
-        cases.append((elementwise(lambda *x: op(o, *x), a.size, *[dt] * len(sources)), wanted[-1][1].dtype, sources))
+        cases.append((applied(o, a.size, *[dt] * len(sources)), wanted[-1][1].dtype, sources))
     for out, (o, want) in zip(results(way, cases), wanted):
         keep = whole & (np.abs(a) != np.float32(1e-40)) & (np.abs(b) != np.float32(1e-40)) if way == 'CL' else slice(None)
         exact = 0 if o in FLOAT_OPS or o in (Ops.NEG, Ops.TRUNC, Ops.SQRT) else 1e-6
@@ -193,7 +197,7 @@ def test_casts(way):
         if src[0] in 'if': a[::3] *= -1
         middle = np.int64 if dst.startswith('uint') and src.startswith('float') else src
         with np.errstate(all='ignore'): wanted.append((src, dst, a.astype(middle).astype(dst)))
-        cases.append((elementwise(lambda x: x.cast(ALL_TYPES[dst]), 64, ALL_TYPES[src]), dst, (a,)))
+        cases.append((casting(ALL_TYPES[src], ALL_TYPES[dst], 64), dst, (a,)))
     for out, (src, dst, want) in zip(results(way, cases), wanted): assert (out == want).all(), (src, dst, out, want)
 
 
@@ -203,7 +207,7 @@ def test_casts_of_what_does_not_fit_are_defined(way):
     least = np.iinfo(np.int32).min
     for dt, want in ((dtypes.int32, [least] * 7 + [-1]), (dtypes.bool, [True] * 8)):
         out = np.zeros(8, to_numpy(dt))
-        run(way, elementwise(lambda x: x.cast(dt), 8, f32), out, a)
+        run(way, casting(f32, dt, 8), out, a)
         assert out.tolist() == want
     out = np.zeros(8, np.uint64)
     run(way, elementwise(lambda x: x.cast(dtypes.uint64), 8, f32), out, a)
@@ -274,7 +278,7 @@ def softmax(m, n, one=None):
 
 
 @on_all
-@pytest.mark.parametrize('m,n,k', [(5, 7, 3), (16, 32, 16), (1, 8, 1), (64, 96, 40), (33, 10, 65), (4, 16, 9)])
+@pytest.mark.parametrize('m,n,k', [(5, 7, 3), (6, 70, 37), (16, 32, 16), (1, 8, 1), (64, 96, 40), (33, 10, 65), (4, 16, 9)])
 @pytest.mark.parametrize('transposed', [False, True])
 def test_matmul(way, m, n, k, transposed):
     a, b, out = rnd(m, k), rnd(k, n), np.zeros((m, n), np.float32)
@@ -283,7 +287,7 @@ def test_matmul(way, m, n, k, transposed):
 
 
 @on_all
-@pytest.mark.parametrize('m,n', [(4, 64), (3, 10), (1, 33), (300, 96)])
+@pytest.mark.parametrize('m,n', [(4, 64), (5, 75), (3, 10), (1, 33), (300, 96)])
 @pytest.mark.parametrize('one', [None, True])
 def test_softmax(way, m, n, one):
     x, out = rnd(m, n), np.zeros((m, n), np.float32)
@@ -457,7 +461,7 @@ def test_long_kernels(way):
     value = elementwise(lambda x: x, 16, f32)
     i = loop(16, 0)
     x = value = param(1, 16).index(i)
-    for k in range(300): value = add(mul(value, c(0.5, f32)), x)
+    for _ in range(300): value = add(mul(value, c(0.5, f32)), x)
     a, out = rnd(16), np.zeros(16, np.float32)
     run(way, sink(param(0, 16).index(i).store(value).end(i)), out, a)
     np.testing.assert_allclose(out, a * 2, rtol=1e-5)
@@ -493,7 +497,7 @@ def fresh(tmp_path, monkeypatch):
     return tmp_path, calls
 
 
-def pair(v): 
+def pair(v):
     k = kernel(elementwise(lambda x: add(x, c(v, f32)), 8, f32), WIDE, 'C')
     return k.name, k.source
 
@@ -563,10 +567,10 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch):
 
 @needs_c
 def test_two_threads_share_a_loop():
-    a, out = rnd(600, 700), np.zeros((600, 700), np.float32)
-    i, j = loop(600, 0), loop(700, 1)
-    ast = sink(param(0, a.size).index(flat(i, 700, j)).store(mul(param(1, a.size).index(flat(i, 700, j)), c(2.0, f32))).end(i, j))
-    assert kernel(ast, WORKERS, 'C').threads == 600
+    a, out = rnd(1100, 1003), np.zeros((1100, 1003), np.float32)
+    i, j = loop(1100, 0), loop(1003, 1)
+    ast = sink(param(0, a.size).index(flat(i, 1003, j)).store(mul(param(1, a.size).index(flat(i, 1003, j)), c(2.0, f32))).end(i, j))
+    assert kernel(ast, WORKERS, 'C').threads == 1100
     run('threads', ast, out, a)
     np.testing.assert_array_equal(out, a * 2)
     assert cpu.shares(10, 3) == [(0, 3), (3, 6), (6, 10)] and cpu.shares(1, 4) == [(0, 1)]

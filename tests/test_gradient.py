@@ -125,7 +125,7 @@ def test_gradient_has_the_dtype_of_the_value(dtype):
 def test_integers_pass_no_gradient():
     x, n = Tensor([1.0, 2.0], device='PYTHON'), Tensor([3, 4], device='PYTHON')
     assert grads((x * n).sum(), x) == [[3, 4]]
-    with pytest.raises(RuntimeError, match='target 0 is int32; only floats'): (x * n).sum().gradient(n)
+    with pytest.raises(RuntimeError, match='target 0 is int32; only floats have one'): (x * n).sum().gradient(n)
     with pytest.raises(RuntimeError, match='gradient of int32: only floats'): n.sum().gradient(x)
     with pytest.raises(RuntimeError, match='nothing that has a derivative'): (x.cast('int32').cast('float32')).sum().gradient(x)
 

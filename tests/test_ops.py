@@ -318,3 +318,105 @@ def test_gradient(name, device, values):
     jobs = [(n, lambda n=n: analytic(n, device)) for n in WITH_GRADIENT]
     got = answer(values(device, 'gradient', jobs)[name])
     for g, want in zip(got, numeric(name), strict=True): same(g, want, 2e-4, 2e-5)
+
+
+# ---- odd values
+
+SPECIAL = np.array([0.0, -0.0, 1.5, -2.5, 3.5, 1e30, np.inf, -np.inf, np.nan], np.float32)
+ODD = {
+    'sign': (lambda x: x.sign(), np.sign), 'abs': (abs, np.abs), 'round': (lambda x: x.round(), np.round), 'floor': (lambda x: x.floor(), np.floor),
+    'relu': (lambda x: x.relu(), relu), 'isnan': (lambda x: x.isnan(), np.isnan), 'isinf': (lambda x: x.isinf(), np.isinf), 'le': (lambda x: x <= 0, lambda x: x <= 0),
+    'ge': (lambda x: x >= x, lambda x: x >= x), 'ne': (lambda x: x != x, lambda x: x != x), 'maximum': (lambda x: x.maximum(1), lambda x: np.maximum(x, np.float32(1))),
+    'minimum': (lambda x: x.minimum(1), lambda x: np.minimum(x, np.float32(1))), 'max': (lambda x: x.max(), np.max), 'argmax': (lambda x: x.argmax(), np.argmax),
+    'sigmoid': (lambda x: x.sigmoid(), lambda x: 1 / (1 + np.exp(-x.astype(np.float64)))), 'exp': (lambda x: x.exp(), lambda x: np.exp(x.astype(np.float64)).astype(np.float32)),
+    'log': (lambda x: x.log(), np.log), 'log1p': (lambda x: x.log1p(), np.log1p), 'sqrt': (lambda x: x.sqrt(), np.sqrt),
+    'cat': (lambda x: 1 / x.cat(x), lambda x: 1 / np.concatenate([x, x])), 'flip': (lambda x: 1 / x.flip(), lambda x: 1 / x[::-1]),
+}
+
+
+@pytest.mark.parametrize('name', ODD)
+@pytest.mark.parametrize('device', DEVICES)
+def test_odd_values(name, device, values):
+    jobs = [(n, lambda f=f: [f(Tensor(SPECIAL, device=device))]) for n, (f, _) in ODD.items()]
+    got, = answer(values(device, 'odd', jobs)[name])
+    with np.errstate(all='ignore'): want = np.asarray(ODD[name][1](SPECIAL))
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-30)
+
+
+def test_promotion():
+    one = {dt: Tensor([1], dtype=dt) for dt in dtypes.all}
+    table = {('int8', 'uint8'): 'int16', ('int32', 'float16'): 'float16', ('bool', 'int8'): 'int8', ('uint32', 'int32'): 'int64', ('float16', 'bfloat16'): 'float32'}
+    for (a, b), want in table.items():
+        assert (one[getattr(dtypes, a)] + one[getattr(dtypes, b)]).dtype is getattr(dtypes, want)
+    for dt, t in one.items():
+        assert (t * 1).dtype is (dtypes.int32 if dt is dtypes.bool else dt)
+        assert (t * 1.0).dtype is (dt if dtypes.is_float(dt) else dtypes.float32)
+        assert t.sum().dtype is (dt if dtypes.is_float(dt) else dtypes.uint64 if dt is dtypes.uint64 else dtypes.int64 if dt is dtypes.int64 else dtypes.uint32 if dtypes.is_unsigned(dt) else dtypes.int32)
+        assert (t < 2).dtype is dtypes.bool and t.mean().dtype is (dt if dtypes.is_float(dt) else dtypes.float32)
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@pytest.mark.parametrize('device', DEVICES)
+def test_half_sums_in_float32(device, dtype):
+    t = Tensor(np.full(5000, 0.5), dtype=dtype, device=device)
+    assert t.mean().item() == 0.5 and t.sum(dtype='float32').item() == 2500
+    a = Tensor(np.ones((1, 3000)), dtype=dtype, device=device)
+    got = (a @ a.T).item()
+    assert got == {'float16': 3000, 'bfloat16': 3008}[dtype]   # rounded once, at the end
+
+
+# ---- random numbers (M11)
+
+def test_M11_bits_are_equal_on_every_device():
+    rows = {}
+    for device in DEVICES:
+        Tensor.manual_seed(42)
+        rows[device] = [Tensor.rand(3, 5, device=device).numpy(), Tensor.randint(9, low=-5, high=100, device=device).numpy(), Tensor.randn(50, device=device).numpy()]
+    first = rows[DEVICES[0]]
+    for r in rows.values():
+        assert all((a == b).all() for a, b in zip(r[:2], first[:2]))
+        np.testing.assert_allclose(r[2], first[2], rtol=1e-4, atol=1e-6)
+
+
+def test_M11_counter_is_fixed_when_the_tensor_is_made():
+    Tensor.manual_seed(1)
+    a, b = Tensor.rand(4), Tensor.rand(4)
+    late_b, late_a = b.tolist(), a.tolist()
+    Tensor.manual_seed(1)
+    assert Tensor.rand(4).tolist() == late_a and Tensor.rand(4).tolist() == late_b and late_a != late_b
+
+
+# ---- errors: of the expected kind, naming the operation, and leaving every tensor as it was
+
+MISTAKES = [
+    ('add', ValueError, lambda x: x + Tensor([1.0, 2.0, 3.0, 4.0])), ('matmul', ValueError, lambda x: x @ x), ('reshape', ValueError, lambda x: x.reshape(4, 2)),
+    ('reshape', ValueError, lambda x: x.reshape(-1, -1)), ('reshape', ValueError, lambda x: x.reshape(-1, 4)), ('expand', ValueError, lambda x: x.expand(4, 3)),
+    ('permute', ValueError, lambda x: x.permute(0, 0)), ('sum', IndexError, lambda x: x.sum(2)), ('sum', ValueError, lambda x: x.sum((0, 0))), ('index', IndexError, lambda x: x[2]),
+    ('index', IndexError, lambda x: x[0, 0, 0]), ('index', IndexError, lambda x: x[0.5]), ('index', IndexError, lambda x: x[x > 0]), ('cat', ValueError, lambda x: x.cat(x[:, :2])),
+    ('shrink', ValueError, lambda x: x.shrink(((0, 3), None))), ('pad', ValueError, lambda x: x.pad((1, 2, 3))), ('shape', ValueError, lambda x: Tensor.zeros(2, -1)),
+    ('conv2d', ValueError, lambda x: x.conv2d(x)), ('and', TypeError, lambda x: x & x), ('where', TypeError, lambda x: x.where('a', 1)), ('item', ValueError, lambda x: x.item()),
+    ('bool', ValueError, bool), ('assign', ValueError, lambda x: x.assign(Tensor([1.0, 2.0]))), ('assign', TypeError, lambda x: x.assign(Tensor([1, 2, 3]))),
+    ('assign', ValueError, lambda x: x.unsqueeze(0).expand(2, 2, 3).assign(1.0)), ('setitem', ValueError, lambda x: x.__setitem__(0, [1.0, 2.0])), ('add', TypeError, lambda x: x.add('x')),
+    ('squeeze', IndexError, lambda x: x.squeeze(5)), ('split', ValueError, lambda x: x.split([1, 2])), ('one_hot', TypeError, lambda x: x.one_hot(3)), ('bitcast', ValueError, lambda x: x.bitcast('float64')),
+    ('cross_entropy', ValueError, lambda x: x.cross_entropy(Tensor([1, 2, 3]))), ('max_pool2d', ValueError, lambda x: x.max_pool2d()), ('', TypeError, lambda x: x + 'x'), ('', TypeError, lambda x: x + None),
+    ('', TypeError, lambda x: x.cast('number')), ('', ValueError, lambda x: x.to('MOON')), ('arange', ValueError, lambda x: Tensor.arange(0, 3, 0)), ('randint', ValueError, lambda x: Tensor.randint(2, low=1, high=1)),
+    ('argmax', ValueError, lambda x: x[:, :0].argmax()), ('pow', ValueError, lambda x: x.int() ** -1), ('shl', ValueError, lambda x: x.int() << -1), ('sub', TypeError, lambda x: (x > 0) - (x > 1)),
+    ('uint8', OverflowError, lambda x: x.cast('uint8') + 300), ('clip', ValueError, lambda x: x.clip()), ('transpose', IndexError, lambda x: x.transpose(0, 2)), ('Tensor', TypeError, lambda x: Tensor(['a'])),
+]
+
+
+@pytest.mark.parametrize('n', range(len(MISTAKES)))
+def test_errors(n):
+    word, kind, mistake = MISTAKES[n]
+    x = Tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    y = x + 1
+    with pytest.raises(kind) as e: mistake(x)
+    assert word in str(e.value) and str(e.value).strip(), str(e.value)
+    assert x.tolist() == [[1, 2, 3], [4, 5, 6]] and y.tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_two_devices_are_named():
+    a, b = Tensor([1.0, 2.0], device='PYTHON').realize(), Tensor([1.0, 2.0], device='NULL').realize()
+    with pytest.raises(RuntimeError, match='PYTHON and NULL'): a + b
+    with pytest.raises(RuntimeError, match=r'\.to\('): a.assign(b)
+    assert a.tolist() == [1, 2]

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from tinysched.frontend.tensor import Tensor
 from tinysched.helpers import Context, GlobalCounters, profile_events
 from tinysched.ir.dtype import dtypes, from_numpy, to_storage
 from tinysched.ir.uop import AxisType, KernelInfo, UOp
@@ -522,3 +523,13 @@ def test_devices_agree_on_edge_values(device, dt):
         if name in ('EXP2', 'LOG2', 'SIN', 'SQRT'):
             with np.errstate(all='ignore'): same |= np.isclose(a, b, rtol=TOLERANCE[dt], atol=1e-30)
         assert same.all(), (name, a[~same][:3], b[~same][:3])
+
+
+def test_M10_a_younger_promise_stops_nobody():
+    "Two schedules are made, the second overwrites what the first reads; they run in their order"
+    x = Tensor([1, 2], device='PYTHON').contiguous().realize()
+    y = x + 10
+    first = y.schedule_linear()
+    second = x.assign(x * 2).schedule_linear()
+    run_linear(first); run_linear(second)
+    assert (y.tolist(), x.tolist()) == ([11, 12], [2, 4])

@@ -105,7 +105,8 @@ def index_type(ast: UOp) -> DType:
 # %% ../../nbs/codegen/22_lower.ipynb #c40
 def narrow(ast: UOp) -> UOp:
     "The kernel with a machine type for all index arithmetic"
-    dtype, done = index_type(ast), {}
+    dtype = index_type(ast)
+    done: dict[UOp, UOp] = {}
     for u in ast.toposort():
         v = u.replace(dtype=dtype if u.dtype is dtypes.index else u.dtype, src=tuple(done[s] for s in u.src))
         done[u] = v.src[0] if v.op is Ops.CAST and v.dtype is v.src[0].dtype else v
@@ -139,7 +140,8 @@ def innermost(ranges: Iterable[UOp], parent: dict) -> UOp | None:
 # %% ../../nbs/codegen/22_lower.ipynb #c49
 def nest(ast: UOp) -> tuple[dict, UOp | None]:
     "Where each loop stands: (loop around it, level); and the first node whose loops do not fit in, if any"
-    level, parent = levels(ast), {}
+    level = levels(ast)
+    parent: dict[UOp, tuple] = {}
     binders = [u for u in ast.src if u.op is Ops.END]
     binders += [u for u in reversed(ast.toposort()) if u.op is Ops.REDUCE]
     for u in binders:
@@ -218,12 +220,12 @@ def parting(a: tuple, b: tuple) -> int:
 def precedence(home: dict[UOp, tuple], need: dict) -> dict[UOp, set]:
     "For each instruction and loop, the instructions and loops beside it that must come before"
     before: dict[UOp, set] = {x: set() for u, h in home.items() for x in (*h, u)}
-    for u, h in home.items():
+    place = home | {r: h[:depth] for h in home.values() for depth, r in enumerate(h)}
+    for u, h in place.items():
         for s in {n for x in u.src for n in need[x]}:
             depth = parting(h, home[s])
             a, b = item(h, depth, u), item(home[s], depth, s)
             if a is not b: before[a].add(b)
-    for r in {r for h in home.values() for r in h}: before[r] |= need[r.src[0]].keys()
     return before
 
 # %% ../../nbs/codegen/22_lower.ipynb #c80

@@ -5,16 +5,15 @@
 # %% auto #0
 __all__ = ['TYPES', 'DIALECTS', 'COMPARE', 'NEGATE', 'HELPED', 'FLOAT', 'INT', 'BOOL', 'WHERE', 'WRAPS', 'EXACT', 'FOLDS', 'LONG',
            'UNSIGNED', 'MACROS', 'SIZES', 'VECTOR', 'REST', 'TWO', 'MAX_LANES', 'LANES', 'BOOLS', 'FOLD', 'BY_SUFFIX',
-           'WHOLE', 'SHORT_FLOATS', 'NATIVE', 'SUFFIX', 'CASTS', 'BITS', 'OTHER', 'WORD', 'held', 'lanes', 'type_name',
-           'suffix', 'float_text', 'int_text', 'Rule', 'infix', 'math', 'safe', 'fits', 'wrapping', 'mask', 'rule_of',
+           'WHOLE', 'SHORT_FLOATS', 'SUFFIX', 'CASTS', 'BITS', 'OTHER', 'WORD', 'held', 'lanes', 'type_name', 'suffix',
+           'float_text', 'int_text', 'Rule', 'infix', 'math', 'safe', 'fits', 'wrapping', 'mask', 'rule_of',
            'from_float', 'to_bool', 'cast_rule', 'bitcast_rule', 'named', 'template', 'Argument', 'arguments',
            'range_names', 'operands', 'overwritten', 'single', 'Text', 'operand', 'Writer', 'kinds', 'const_text',
            'text_of', 'spreads_itself', 'steps_back', 'alu_text', 'element', 'place', 'widen', 'load_text',
            'store_line', 'value_text', 'declare', 'write_value', 'write_register', 'is_item', 'write_loop', 'write_end',
            'write', 'declaration', 'fill', 'function', 'two_operands', 'each_lane', 'lane_helper', 'fold_steps',
-           'fold_helper', 'whole_helper', 'convert_helper', 'short_float', 'memory_form', 'register_form',
-           'bits_helper', 'helper', 'pieces', 'parameter', 'parameters', 'header', 'render', 'Kernel', 'traffic',
-           'kernel_name', 'kernel']
+           'fold_helper', 'whole_helper', 'convert_helper', 'memory_form', 'register_form', 'bits_helper', 'helper',
+           'pieces', 'parameter', 'parameters', 'header', 'render', 'Kernel', 'traffic', 'kernel_name', 'kernel']
 
 # %% ../../nbs/codegen/23_render.ipynb #c2
 import re
@@ -265,7 +264,9 @@ def overwritten(instructions: list[UOp]) -> set[UOp]:
 # %% ../../nbs/codegen/23_render.ipynb #c84
 def single(instructions: list[UOp]) -> set[UOp]:
     "Values that are used once, by an instruction of the same loop: they need no name"
-    loop, users, around = {}, {}, [None]
+    loop: dict[UOp, UOp | None] = {}
+    users: dict[UOp, list[UOp]] = {}
+    around: list[UOp | None] = [None]
     for u in instructions:
         if u.op is Ops.RANGE: around.append(u)
         if u.op is Ops.END: around.pop()
@@ -291,7 +292,8 @@ def operand(text: Text, rule: Rule, first: bool) -> str:
 class Writer:
     "What is known while a kernel is written: the dialect, names, texts of values, lines so far"
     def __init__(self, instructions: list[UOp], dialect: str):
-        self.dialect, self.lines, self.depth, self.values = dialect, [], 1, 0
+        self.dialect, self.depth, self.values = dialect, 1, 0
+        self.lines: list[str] = []
         self.arguments = arguments(instructions)
         self.texts: dict[UOp, Text] = {p: Text(a.name) for p, a in self.arguments.items()}
         self.texts |= {r: Text(name) for r, name in range_names(instructions).items()}
@@ -565,33 +567,20 @@ def convert_helper(a: str, b: str, n: int, dialect: str) -> str:
 
 # %% ../../nbs/codegen/23_render.ipynb #c173
 SHORT_FLOATS: dict[str, tuple[str, str]] = {
-    'f16_to_f32': ('float f16_to_f32(ushort h)', """uint sign = (uint)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;
-  if (e == 0) return sign ? m * -0x1p-24f : m * 0x1p-24f;
-  return bits_u32_f32(sign | (e == 31 ? 0x7f800000 : (e + 112) << 23) | m << 13);"""),
+    'f16_to_f32': ('float f16_to_f32(ushort h)', """uint sign = (uint)(h & 0x8000) << 16, a = h & 0x7fff;
+  uint normal = (a + (112 << 10)) << 13, odd = a << 13 | 0x7f800000, tiny = bits_f32_u32(a * 0x1p-24f);
+  return bits_u32_f32(sign | (a >= 0x7c00 ? odd : a < 0x400 ? tiny : normal));"""),
     'f32_to_f16': ('ushort f32_to_f16(float x)', """uint b = bits_f32_u32(x), sign = b >> 16 & 0x8000, a = b & 0x7fffffff;
-  if (a > 0x7f800000) return sign | 0x7e00;
-  if (a >= 0x477ff000) return sign | 0x7c00;
-  if (a < 0x38800000) return sign | (bits_f32_u32(bits_u32_f32(a) + 0.5f) - 0x3f000000);
-  return sign | (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13;"""),
+  uint tiny = bits_f32_u32(bits_u32_f32(a) + 0.5f) - 0x3f000000, odd = a > 0x7f800000 ? 0x7e00 : 0x7c00;
+  uint normal = (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13;
+  return sign | (a >= 0x477ff000 ? odd : a < 0x38800000 ? tiny : normal);"""),
     'bf16_to_f32': ('float bf16_to_f32(ushort h)', 'return bits_u32_f32((uint)h << 16);'),
-    'f32_to_bf16': ('ushort f32_to_bf16(float x)', """uint b = bits_f32_u32(x);
-  if ((b & 0x7fffffff) > 0x7f800000) return b >> 16 | 0x40;
-  return (b + 0x7fff + (b >> 16 & 1)) >> 16;"""),
+    'f32_to_bf16': ('ushort f32_to_bf16(float x)', """uint b = bits_f32_u32(x), rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
+  return (b & 0x7fffffff) > 0x7f800000 ? b >> 16 | 0x40 : rounded;"""),
     'round_f16': ('float round_f16(float x)', 'return f16_to_f32(f32_to_f16(x));'),
     'round_bf16': ('float round_bf16(float x)', 'return bf16_to_f32(f32_to_bf16(x));')}
 
-# %% ../../nbs/codegen/23_render.ipynb #c176
-NATIVE = {'f16_to_f32': '_Float16 y;\n  __builtin_memcpy(&y, &h, 2);\n  return y;',
-          'f32_to_f16': '_Float16 y = x;\n  ushort h;\n  __builtin_memcpy(&h, &y, 2);\n  return h;'}
-
-def short_float(word: str, dialect: str) -> str:
-    "A helper for float16 or bfloat16"
-    head, body = SHORT_FLOATS[word]
-    if word not in NATIVE or dialect != 'C': return function(head, body)
-    return (f'static {head} {{\n#if defined(__F16C__) && !defined(__clang__)\n  {NATIVE[word]}\n'
-            f'#else\n  {body}\n#endif\n}}')
-
-# %% ../../nbs/codegen/23_render.ipynb #c179
+# %% ../../nbs/codegen/23_render.ipynb #c177
 def memory_form(a: str, x: str) -> str:
     "Text of a held value in the form it has in memory"
     return f'f32_to_{a}({x})' if a in ('f16', 'bf16') else x
@@ -600,7 +589,7 @@ def register_form(b: str, B: str, x: str) -> str:
     "Text of what memory holds in the form it has in a register"
     return f'{b}_to_f32((ushort){x})' if b in ('f16', 'bf16') else f'{x} != 0' if b == 'b' else f'({B}){x}'
 
-# %% ../../nbs/codegen/23_render.ipynb #c182
+# %% ../../nbs/codegen/23_render.ipynb #c180
 def bits_helper(a: str, b: str, dialect: str) -> str:
     "A helper that reads the bits of one type as another"
     x, y = BY_SUFFIX[a], BY_SUFFIX[b]
@@ -611,7 +600,7 @@ def bits_helper(a: str, b: str, dialect: str) -> str:
     else: body = f'return {register_form(b, B, memory_form(a, "x"))};'
     return function(f'{B} bits_{a}_{b}({A} x)', body)
 
-# %% ../../nbs/codegen/23_render.ipynb #c185
+# %% ../../nbs/codegen/23_render.ipynb #c183
 SUFFIX = '|'.join(sorted(BY_SUFFIX, key=len, reverse=True))
 CASTS = re.compile(rf'({SUFFIX})(?:x(\d+))?_to_({SUFFIX})(?:x\d+)?')
 BITS = re.compile(rf'bits_({SUFFIX})_({SUFFIX})')
@@ -619,7 +608,7 @@ OTHER = re.compile(rf'([a-z]+[0-9]?)_({SUFFIX})(?:x(\d+))?')
 
 def helper(word: str, dialect: str) -> str:
     "The helper that a word names, or nothing where it names none"
-    if word in SHORT_FLOATS: return short_float(word, dialect)
+    if word in SHORT_FLOATS: return function(*SHORT_FLOATS[word])
     if m := CASTS.fullmatch(word):
         return convert_helper(m[1], m[3], int(m[2]), dialect) if m[2] else whole_helper(m[1], m[3], dialect)
     if m := BITS.fullmatch(word): return bits_helper(m[1], m[2], dialect)
@@ -627,7 +616,7 @@ def helper(word: str, dialect: str) -> str:
     make = fold_helper if m[1] in FOLD else two_operands if (m[1], 'int') in TWO else lane_helper
     return make(m[1], BY_SUFFIX[m[2]], int(m[3] or 1), dialect)
 
-# %% ../../nbs/codegen/23_render.ipynb #c188
+# %% ../../nbs/codegen/23_render.ipynb #c186
 WORD = re.compile('[A-Za-z_][A-Za-z0-9_]*')
 
 def pieces(text: str, dialect: str, seen: set[str] | None = None) -> list[str]:
@@ -640,14 +629,14 @@ def pieces(text: str, dialect: str, seen: set[str] | None = None) -> list[str]:
         found += [*pieces(piece, dialect, seen), piece]
     return found
 
-# %% ../../nbs/codegen/23_render.ipynb #c193
+# %% ../../nbs/codegen/23_render.ipynb #c191
 def parameter(a: Argument, dialect: str) -> str:
     "The declaration of a kernel's parameter"
     t = TYPES[a.dtype][DIALECTS.index(dialect)]
     if a.slot < 0: return f'{t} {a.name}'
     return f'{"__global " * (dialect == "OPENCL")}{"" if a.written else "const "}{t} *restrict {a.name}'
 
-# %% ../../nbs/codegen/23_render.ipynb #c196
+# %% ../../nbs/codegen/23_render.ipynb #c194
 def parameters(w: Writer, threaded: bool) -> list[str]:
     "The declarations of all parameters: buffers, their offsets in OpenCL, variables, a thread's share in C"
     buffers = [a for a in w.arguments.values() if a.slot >= 0]
@@ -656,14 +645,14 @@ def parameters(w: Writer, threaded: bool) -> list[str]:
     share = ['long start', 'long stop'] if threaded and w.dialect == 'C' else []
     return [parameter(a, w.dialect) for a in buffers] + offsets + [parameter(a, w.dialect) for a in scalars] + share
 
-# %% ../../nbs/codegen/23_render.ipynb #c199
+# %% ../../nbs/codegen/23_render.ipynb #c197
 def header(w: Writer, name: str, threaded: bool) -> str:
     "The first line of the function, or several where it would be long"
     start, params = f'{"__kernel " * (w.dialect == "OPENCL")}void {name}(', parameters(w, threaded)
     line = start + ', '.join(params) + ') {'
     return line if len(line) <= 96 else start + '\n    ' + ',\n    '.join(params) + ') {'
 
-# %% ../../nbs/codegen/23_render.ipynb #c202
+# %% ../../nbs/codegen/23_render.ipynb #c200
 def render(instructions: list[UOp], name: str, dialect: str) -> str:
     "The source text of a kernel: what it needs, and the function"
     w = Writer(instructions, dialect)
@@ -674,7 +663,7 @@ def render(instructions: list[UOp], name: str, dialect: str) -> str:
     lines = [header(w, name, bool(kinds(instructions, AxisType.THREAD))), *w.lines, '}']
     return '\n\n'.join([*pieces('\n'.join(lines), dialect), '\n'.join(lines)]) + '\n'
 
-# %% ../../nbs/codegen/23_render.ipynb #c208
+# %% ../../nbs/codegen/23_render.ipynb #c206
 class Kernel(NamedTuple):
     "A kernel ready for a compiler"
     name: str
@@ -691,7 +680,7 @@ class Kernel(NamedTuple):
         "Names of the scalars it wants, in order"
         return tuple(a.variable for a in self.arguments if a.slot < 0)
 
-# %% ../../nbs/codegen/23_render.ipynb #c211
+# %% ../../nbs/codegen/23_render.ipynb #c209
 def traffic(ast: UOp) -> int:
     "Bytes a kernel reads and writes when each element goes through memory once"
     touched: dict[tuple[UOp, bool], int] = {}
@@ -702,7 +691,7 @@ def traffic(ast: UOp) -> int:
             touched[key] = touched.get(key, 0) + steps(s.ranges)
     return sum(min(n, p.arg.shape[0]) * p.dtype.itemsize for (p, _), n in touched.items())
 
-# %% ../../nbs/codegen/23_render.ipynb #c214
+# %% ../../nbs/codegen/23_render.ipynb #c212
 def kernel_name(ast: UOp) -> str:
     "What kind of kernel it is, and its loops: sum_4x8_16"
     order = ast.toposort()
@@ -713,7 +702,7 @@ def kernel_name(ast: UOp) -> str:
     parts = [ops[-1] if ops else 'map', 'x'.join(map(size, outer)), 'x'.join(map(size, inner))]
     return '_'.join(p for p in parts if p)[:60]
 
-# %% ../../nbs/codegen/23_render.ipynb #c217
+# %% ../../nbs/codegen/23_render.ipynb #c215
 def kernel(ast: UOp, target: Target, dialect: str) -> Kernel:
     "The kernel of a graph: all of codegen in one call"
     reasons: list[Reason] = []

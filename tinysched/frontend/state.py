@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['numbers', 'cells', 'View', 'lock', 'MOST_BITS', 'unfinished', 'Cell', 'live', 'view_of', 'own', 'write', 'reading',
            'Program', 'writes_of', 'reads_old', 'pending', 'size_of', 'save', 'rescue', 'stale_round', 'settle', 'lazy',
-           'adopt', 'commit', 'limits_of', 'prepare_program', 'finish', 'execute', 'realize', 'schedule_linear',
-           'is_storage', 'stored', 'read']
+           'adopt', 'commit', 'limits_of', 'prepare_program', 'finish', 'execute', 'realize', 'linear_with_vars',
+           'schedule_linear', 'is_storage', 'stored', 'read']
 
 # %% ../../nbs/frontend/40_state.ipynb #c2
 import itertools
@@ -25,7 +25,7 @@ from ..ir.vocabulary import GroupOp, Ops
 from ..runtime.device import Device, buffer_of
 from ..runtime.realize import mark_pending, run_linear
 from ..schedule.callify import Limits, as_argument, is_write, needs_storage, place, stored_part
-from ..schedule.pipeline import schedule
+from ..schedule.pipeline import create_linear_with_vars, schedule
 
 # %% ../../nbs/frontend/40_state.ipynb #c4
 numbers = itertools.count()
@@ -235,8 +235,19 @@ def realize(wanted: Sequence[Cell]) -> None:
         finish()
         if any(lazy(c.state) for c in wanted): execute(*prepare_program(wanted))
 
+# %% ../../nbs/frontend/40_state.ipynb #c29
+def linear_with_vars(wanted: Sequence[Cell]) -> tuple[UOp, dict[str, int]]:
+    "LINEAR for the caller to run, its variables free, and their values; states are committed now (M10)"
+    with lock:
+        finish()
+        linear, commit = prepare_program(wanted)
+        linear, values = create_linear_with_vars(linear)
+        mark_pending(linear)
+        commit()
+        return linear, values
+
 def schedule_linear(wanted: Sequence[Cell]) -> UOp:
-    "LINEAR that the caller has to run; states are committed now (M10)"
+    "LINEAR for the caller to run; states are committed now (M10)"
     with lock:
         finish()
         linear, commit = prepare_program(wanted)
@@ -244,7 +255,7 @@ def schedule_linear(wanted: Sequence[Cell]) -> UOp:
         commit()
         return linear
 
-# %% ../../nbs/frontend/40_state.ipynb #c30
+# %% ../../nbs/frontend/40_state.ipynb #c31
 def is_storage(u: UOp) -> bool:
     "Whether the value is one stretch of a buffer already"
     return u.base.op is Ops.BUFFER and contiguous_view(u) is not None

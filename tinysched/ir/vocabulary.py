@@ -362,26 +362,26 @@ def converted(x: Any, dtype: DType) -> Any:
     return x if x.dtype is dtype else x.cast(dtype)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c102
-def aligned(op: str, *values: Any) -> tuple:
-    "The values in one shape; a scalar stays a scalar"
+def aligned(op: Any, *values: Any) -> tuple:
+    "The values in one shape; a scalar stays a scalar; `op` names a word or is an op"
     shapes = list(dict.fromkeys(v.shape for v in values if v.shape))
     if len(shapes) < 2: return values
-    shape = broadcast_shape(*shapes, op=op)
+    shape = broadcast_shape(*shapes, op=getattr(op, 'name', op).lower())
     return tuple(v._stretch(shape) if v.shape else v for v in values)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c104
 class Pairing(Surrounding):
     "How two operands meet"
     __slots__ = ()
-    def _pair(self, name: str, x: Any) -> tuple | None:
+    def _pair(self, op: Any, x: Any) -> tuple | None:
         if type(x) in NUMBERS:
             dt = weak(self.dtype, x)
             return converted(self, dt), self._const(x, dt)
         if (y := self._wrap(x)) is None: return None
         if y.dtype is self.dtype:
-            return (self, y) if self.shape == y.shape else aligned(name, self, y)
+            return (self, y) if self.shape == y.shape else aligned(op, self, y)
         dt = least_upper_dtype(self.dtype, y.dtype)
-        return aligned(name, converted(self, dt), converted(y, dt))
+        return aligned(op, converted(self, dt), converted(y, dt))
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c107
 LOGIC = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR}
@@ -396,7 +396,7 @@ class Combining(Pairing):
     "One op on two operands"
     __slots__ = ()
     def _binary(self, op: Ops, x: Any, swap: bool = False) -> Any:
-        if (pair := self._pair(op.name.lower(), x)) is None: return NotImplemented
+        if (pair := self._pair(op, x)) is None: return NotImplemented
         if pair[0].dtype is dtypes.bool: op = logic(op)
         return self._alu(op, *(pair[::-1] if swap else pair))
 

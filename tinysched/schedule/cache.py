@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..helpers import SCACHE
 from ..ir.uop import UOp
 
-# %% ../../nbs/schedule/17_cache.ipynb #c4
+# %% ../../nbs/schedule/17_cache.ipynb #c27
 class ScheduleCache:
     "Schedules over PARAMs and ALLOCs by key, the least recently used dropped first (C6)"
 
@@ -28,7 +28,7 @@ class ScheduleCache:
         "None; all schedules are forgotten"
         with self.lock: self.entries.clear()
 
-# %% ../../nbs/schedule/17_cache.ipynb #c5
+# %% ../../nbs/schedule/17_cache.ipynb #c30
 def look_up(cache: ScheduleCache, key: bytes) -> UOp | None:
     "The schedule kept under the key, now the most recently used"
     with cache.lock:
@@ -39,7 +39,7 @@ def look_up(cache: ScheduleCache, key: bytes) -> UOp | None:
             cache.entries.move_to_end(key)
         return found
 
-# %% ../../nbs/schedule/17_cache.ipynb #c6
+# %% ../../nbs/schedule/17_cache.ipynb #c33
 def remember(cache: ScheduleCache, key: bytes, linear: UOp) -> UOp:
     "The schedule, now kept under the key; the oldest goes where there are too many"
     with cache.lock:
@@ -47,7 +47,7 @@ def remember(cache: ScheduleCache, key: bytes, linear: UOp) -> UOp:
         while len(cache.entries) > cache.most: cache.entries.popitem(last=False)
     return linear
 
-# %% ../../nbs/schedule/17_cache.ipynb #c7
+# %% ../../nbs/schedule/17_cache.ipynb #c38
 schedule_cache = ScheduleCache()
 
 def cached(key: bytes, make: Callable[[], UOp]) -> tuple[UOp, str]:
