@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tinysched.frontend.tensor import Tensor
+from tinysched.helpers import GlobalCounters
 from tinysched.ir.dtype import dtypes
 from tinysched.ir.spec import call_spec, state_of, verify
 from tinysched.ir.uop import KernelInfo, UOp
@@ -567,3 +568,11 @@ def test_every_body_has_nothing_global():
     assert not any(u.op in (Ops.BUFFER, Ops.BIND) for u in body.toposort())
     verify(body, call_spec)
     assert all(u.op in GroupOp.State for u in body.src)
+
+
+def test_A9_reading_a_view_of_another_dtype_runs_nothing():
+    x = tensor(1, 2, 3, 4)
+    before = GlobalCounters.kernel_count
+    assert x[1:3].bitcast(I32).tolist() == np.array([2, 3], np.float32).view(np.int32).tolist()
+    assert x.bitcast(U8).numpy().tobytes() == np.array([1, 2, 3, 4], np.float32).tobytes()
+    assert GlobalCounters.kernel_count == before

@@ -233,12 +233,43 @@ def program(rng, device):
     for m in pool: m.check()
 
 
+def wide_reader(rng, m):
+    n = rng.randint(2, 9)
+    return Model.fresh(m.tensor.unsqueeze(0).expand(n, *m.shape) + 1, np.stack([m.value] * n) + m.number(1))
+
+
+def story(rng, device):
+    "Few buffers, many writes and readers of all sizes, and looks in between: what rules M are about"
+    pool, readers = [], []
+    for _ in range(rng.randint(2, 4)):
+        value = np.array([rng.randint(-4, 4) for _ in range(4)], np.int32)
+        pool.append(Model.fresh(Tensor(value, device=device).contiguous().realize(), value))
+    for _ in range(rng.randint(4, 20)):
+        m, o, kind = rng.choice(pool), rng.choice(pool), rng.random()
+        everything = pool + readers
+        if kind < .25: assigned(rng, m, pool)
+        elif kind < .35: filled(rng, m, pool)
+        elif kind < .45: readers.append(wide_reader(rng, Model.fresh(m.tensor + o.tensor, m.value + o.value)))
+        elif kind < .52: readers.append(reduced(rng, m))
+        elif kind < .60: readers.append(joined(rng, m, [m, o]))
+        elif kind < .66: pool.append(m.view(m.tensor.flip(0), np.flip(m.at, 0)))
+        elif kind < .70: pool.append(kept(rng, m))
+        elif kind < .74: pool.append(Model.fresh(m.tensor * 2 + o.tensor, m.value * np.int32(2) + o.value))
+        elif kind < .88: run(rng, [rng.choice(everything)])
+        elif kind < .96: rng.choice(everything).check()
+        elif readers: readers.remove(rng.choice(readers))
+    everything = pool + readers
+    rng.shuffle(everything)
+    for m in everything: m.check()
+
+
+@pytest.mark.parametrize('which', [program, story])
 @pytest.mark.parametrize('device', list(PROGRAMS))
-def test_fuzz_programs(device):
+def test_fuzz_programs(device, which):
     if device not in Device.available(): pytest.skip(f'{device} does not work here')
 
     @settings(max_examples=PROGRAMS[device], deadline=None, derandomize=not FULL, database=None,
               suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
-    def run(rng): program(rng, device)
+    def run(rng): which(rng, device)
     run()

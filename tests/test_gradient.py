@@ -232,7 +232,8 @@ def test_backward_refuses():
     x = Tensor([1.0, 2.0], device='PYTHON', requires_grad=True)
     with pytest.raises(RuntimeError, match=r'shape \(2,\) needs a weight'): (x * 2).backward()
     with pytest.raises(RuntimeError, match=r'gradient= has shape \(3,\); wanted \(2,\)'): (x * 2).backward(Tensor([1.0, 1.0, 1.0]))
-    with pytest.raises(RuntimeError, match='no tensor with requires_grad'): Tensor([1.0], device='PYTHON').sum().backward()
+    with pytest.raises(RuntimeError, match='no float tensor'): Tensor([1.0], device='PYTHON', requires_grad=False).sum().backward()
+    with pytest.raises(RuntimeError, match='before realize'): (x * 2).sum().realize().detach().backward()
     assert x.grad is None and x.tolist() == [1, 2]
 
 
@@ -240,3 +241,25 @@ def test_every_float_operation_has_a_rule():
     smooth = {Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.NEG, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.TRUNC, Ops.MAX, Ops.WHERE,
               Ops.CAST, Ops.REDUCE, Ops.STAGE, Ops.COPY, Ops.AFTER, Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP}
     assert smooth <= set(RULES) and not {Ops.DETACH, Ops.BITCAST, Ops.CMPLT, Ops.CMPNE} & set(RULES)
+
+
+def test_backward_without_marks_reaches_all_leaves():
+    x, w, frozen = (Tensor([1.0, 2.0], device='PYTHON').realize() for _ in range(3))
+    frozen.requires_grad_(False)
+    y = x * w
+    for step in range(2):
+        x.grad = w.grad = None
+        (y * y * frozen).sum().backward()
+        assert x.grad.tolist() == [2, 32] and y.grad is None and frozen.grad is None
+        if not step: y = x * w
+
+
+def test_backward_without_marks_after_a_pending_write():
+    x, w = (Tensor([1.0, 2.0], device='PYTHON').realize() for _ in range(2))
+    for want in ([1, 2], [1, 2]):
+        w.grad = None
+        (x * w).sum().backward()
+        assert w.grad is not None
+        w.assign(w - w.grad)
+        assert w.grad.tolist() == want
+    assert w.tolist() == [-1, -2]

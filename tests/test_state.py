@@ -204,6 +204,37 @@ def test_M3_a_swap_in_a_ring(order):
     for i in range(3): equal(t[i], [(i + 1) % 3] * 2)
 
 
+def test_M3_a_reader_of_a_copy_is_not_forgotten_when_another_state_goes():
+    "The wide reader gets a copy of x; then y's write joins, and overwrites what the reader needs too"
+    x, y = memory(1, 2), memory(10, 20)
+    wide = (x + y).reshape(2, 1).expand(2, 50) + 1
+    y += x
+    x += 1
+    x.realize()
+    equal(wide, [[12] * 50, [23] * 50]); equal(x, [2, 3]); equal(y, [11, 22])
+
+
+def test_M3_copies_do_not_change_a_write_that_is_in_the_program():
+    x, y = memory(1, 2), memory(10, 20)
+    y += x
+    wide = (y + x).reshape(2, 1).expand(2, 50) + 1
+    x += 1
+    x.realize()
+    equal(wide, [[13] * 50, [25] * 50]); equal(y, [11, 22]); equal(x, [2, 3])
+    equal(y, [11, 22])
+
+
+def test_M3_many_readers_of_one_state_cost_little():
+    def run(n):
+        x = Tensor.empty(4, device='NULL').realize()
+        keep = [x.reshape(4, 1).expand(4, 50)]
+        for _ in range(n): keep.append(keep[-1] + 1)
+        x += 1
+        return seconds(lambda: settle([x.cell.state]), 1)
+    run(20)
+    assert run(1600) < 8 * 3 * run(200) + .05
+
+
 def test_M3_the_outcome_is_deterministic():
     def run():
         x = memory(1, 2)

@@ -16,3 +16,7 @@ from .schedule.cache import schedule_cache
 from .schedule.pipeline import no_schedule_cache, sched_stats
 
 Variable = UOp.variable
+
+__all__ = ['AddrSpace', 'AxisType', 'Context', 'Device', 'GlobalCounters', 'GroupOp', 'KernelInfo', 'Ops', 'ParamArg',
+           'PatternMatcher', 'Tensor', 'UOp', 'UPat', 'Variable', 'compile_linear', 'compute_gradient', 'dtypes',
+           'getenv', 'graph_rewrite', 'nn', 'no_schedule_cache', 'run_linear', 'sched_stats', 'schedule_cache']

@@ -6,6 +6,7 @@ import sys
 
 import nbformat
 from nbconvert import MarkdownExporter
+from traitlets.config import Config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 IMAGES = pathlib.Path('docs/img')
@@ -30,7 +31,8 @@ def page(path: pathlib.Path) -> nbformat.NotebookNode:
 def convert(path: pathlib.Path) -> dict[pathlib.Path, bytes]:
     "File contents by path: the README and its pictures"
     name = '{unique_key}_{cell_index}_{index}{extension}'
-    exporter = MarkdownExporter(config={'ExtractOutputPreprocessor': {'output_filename_template': name}})
+    pictures = {'enabled': True, 'output_filename_template': name}
+    exporter = MarkdownExporter(config=Config(ExtractOutputPreprocessor=pictures))
     text, resources = exporter.from_notebook_node(page(path), resources={'unique_key': 'index'})
     files = {}
     for old, data in resources.get('outputs', {}).items():

@@ -6,7 +6,7 @@
 __all__ = ['Rule', 'RULES', 'of_where', 'of_maximum', 'of_permute', 'of_pad', 'of_shrink', 'of_expand', 'of_max', 'of_product',
            'of_reduce', 'of_copy', 'of_contiguous_backward', 'written', 'of_store', 'covered', 'of_after', 'flows',
            'reached', 'on_path', 'fitted', 'hand_down', 'gradients', 'check_loss', 'seed', 'missing',
-           'compute_gradient', 'state_read', 'weight', 'gradient', 'wanting', 'backward']
+           'compute_gradient', 'state_read', 'weight', 'gradient', 'candidates', 'leaves', 'wanting', 'backward']
 
 # %% ../../nbs/frontend/42_gradient.ipynb #c2
 import math
@@ -258,19 +258,35 @@ def gradient(result: Tensor, *targets: Tensor, gradient: Any = None) -> list[Ten
 extensions['gradient'] = gradient
 
 # %% ../../nbs/frontend/42_gradient.ipynb #c95
-def wanting(nodes: Collection[UOp]) -> dict[Tensor, UOp]:
-    "Live tensors with `requires_grad` that the nodes read, oldest first"
-    read = {t: state_read(t, nodes) for t in live_tensors() if t.requires_grad}
+def candidates(nodes: Collection[UOp]) -> dict[Tensor, UOp]:
+    "Live float tensors that the nodes read, and as which node, oldest first"
+    willing = [t for t in live_tensors() if t.requires_grad is not False
+               and dtypes.is_float(t.dtype)]
+    read = {t: state_read(t, nodes) for t in willing}
     return {t: u for t, u in read.items() if u in nodes}
 
 # %% ../../nbs/frontend/42_gradient.ipynb #c98
+def leaves(read: dict[Tensor, UOp], nodes: Iterable[UOp]) -> dict[Tensor, UOp]:
+    "Those tensors that own a place in memory, or were not computed from the others"
+    path = on_path(nodes, set(read.values()))
+    below = lambda u: any(s in path and flows(u, i) for i, s in enumerate(u.src))
+    return {t: u for t, u in read.items() if not t.chain and (u.op is Ops.AFTER or not below(u))}
+
+# %% ../../nbs/frontend/42_gradient.ipynb #c101
+def wanting(nodes: Collection[UOp]) -> dict[Tensor, UOp]:
+    "Tensors whose gradient `backward` computes, oldest first"
+    read = candidates(nodes)
+    marked = {t: u for t, u in read.items() if t.requires_grad}
+    return marked or leaves(read, nodes)
+
+# %% ../../nbs/frontend/42_gradient.ipynb #c104
 def backward(result: Tensor, gradient: Any = None) -> Tensor:
     "The tensor itself; what it reads and wants a gradient has it added to its `.grad`"
     order = list(reached(result.uop))
     first, wanted = seed(result.uop, weight(gradient, result)), wanting(dict.fromkeys(order))
     if not wanted:
-        raise RuntimeError('backward: the result reads no tensor with requires_grad=True. '
-                           'Try backward() before realize() or item(), or result.gradient(tensor)')
+        raise RuntimeError('backward: the result reads no float tensor that could have a gradient. '
+                           'Try backward() before realize() or item()')
     found = gradients(order, set(wanted.values()), first)
     for t, u in wanted.items():
         if u not in found: continue

@@ -19,7 +19,8 @@ from .symbolic import (TRUE, add, joined, less_than, linear, multiply, negated, 
                                    quotient, remainder, simplify, total)
 from .uop import UOp
 from .vocabulary import (AxisError, GroupOp, Ops, broadcast_shape,  # noqa: F401
-                                     check_expand, check_flip, check_pad, check_permute,  # noqa: F401
+                                     # noqa: F401
+                                     check_expand, check_flip, check_pad, check_permute,
                                      check_reshape, check_shrink)  # noqa: F401
 
 # %% ../../nbs/ir/06_movement.ipynb #c9

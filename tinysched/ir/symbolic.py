@@ -613,13 +613,15 @@ def law(u: UOp, kind: DType) -> Callable | None:
     "The law for a node whose first source has the dtype `kind`"
     if u.dtype is dtypes.index and kind is dtypes.index: return NUMBERS.get(u.op)
     if u.dtype is not dtypes.bool: return None
-    return TRUTHS.get(u.op) if kind is u.dtype else QUESTIONS.get(u.op) if kind is dtypes.index else None
+    if kind is u.dtype: return TRUTHS.get(u.op)
+    return QUESTIONS.get(u.op) if kind is dtypes.index else None
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c195
 def step(u: UOp, src: tuple[UOp, ...]) -> UOp:
     "Canonical form of a node over the canonical forms of its sources"
     if u.op is Ops.WHERE: return settled(where(*src))
-    if u.op is Ops.CAST and u.dtype in (dtypes.index, dtypes.bool): return settled(converted(u.dtype, *src))
+    if u.op is Ops.CAST and u.dtype in (dtypes.index, dtypes.bool):
+        return settled(converted(u.dtype, *src))
     rule = law(u, src[0].dtype)
     if rule and (found := rule(*src)) is not None: return settled(found)
     return settled(u if src == u.src else UOp(u.op, u.dtype, src, u.arg, u.tag))
@@ -675,7 +677,8 @@ def fold(u: UOp) -> UOp | None:
 def fold_cast(u: UOp, x: UOp) -> UOp | None:
     "The constant that a CAST of one gives; None where machines differ"
     if dtypes.is_float(x.dtype) and dtypes.is_int(u.dtype):
-        if not (math.isfinite(x.arg) and u.dtype.min <= math.trunc(x.arg) <= u.dtype.max): return None
+        if not (math.isfinite(x.arg) and u.dtype.min <= math.trunc(x.arg) <= u.dtype.max):
+            return None
     if dtypes.is_float(u.dtype) and not dtypes.is_float(x.dtype) and abs(x.arg) > 2**53: return None
     return UOp.const(u.dtype, x.arg)
 
@@ -799,7 +802,8 @@ def count(ranges: Iterable[UOp]) -> UOp:
 def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
     "A value reduced with itself n times; None where that needs a loop"
     if u.arg[0] is Ops.MAX: return value if n.vmin > 0 else None
-    if u.arg[0] is not Ops.ADD or dtypes.is_float(u.dtype) and value.op is not Ops.CONST: return None
+    if u.arg[0] is not Ops.ADD or dtypes.is_float(u.dtype) and value.op is not Ops.CONST:
+        return None
     if n.op is not Ops.CONST: return UOp(Ops.MUL, u.dtype, (value, n.cast(u.dtype)))
     if value.op is Ops.CONST: return UOp.const(u.dtype, value.arg * n.arg if n.arg else 0)
     return UOp(Ops.MUL, u.dtype, (value, UOp.const(u.dtype, n.arg)))

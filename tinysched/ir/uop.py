@@ -246,7 +246,12 @@ class Rebuilds(Walks):
     def substitute(self, changes: dict, enter: Callable | None = None) -> 'UOp':
         "The graph with nodes exchanged; what `enter` refuses is left as it is"
         done = dict(changes)
-        for u in self.toposort(lambda u: u not in changes and (enter is None or enter(u))):
+        def below(u: 'UOp') -> bool:
+            if u in done: return False
+            if enter is None or enter(u): return True
+            done[u] = u   # left as it is, with its sources
+            return False
+        for u in self.toposort(below):
             if u in done: continue
             src = tuple(done.get(s, s) for s in u.src)
             done[u] = u if src == u.src else UOp(u.op, u.dtype, src, u.arg, u.tag)
@@ -544,15 +549,17 @@ def short(arg: Any) -> str:
     if isinstance(arg, ParamArg):
         return arg.name or f'{arg.slot}' + (f' {arg.device}' if arg.device else '')
     if isinstance(arg, Enum): return arg.name
-    if isinstance(arg, KernelInfo): return arg.name
+    if isinstance(arg, float): return str(float(f'{arg:.7g}'))
+    if hasattr(arg, '_fields'): return getattr(arg, 'name', '')
     if isinstance(arg, tuple): return f'({", ".join(map(short, arg))}{"," * (len(arg) == 1)})'
     return str(arg)
 
 # %% ../../nbs/ir/03_uop.ipynb #c159
 def describe(u: 'UOp') -> str:
     "One line about a node"
-    arg = '' if u.arg is None else f' {short(u.arg)}'
-    return f'{u.op.name} {u.dtype.name}{arg}' + (f' {u.shape}' if u.shape else '')
+    arg = '' if u.arg is None else short(u.arg)
+    words = (u.op.name, u.dtype.name, arg, str(u.shape) if u.shape else '')
+    return ' '.join(word for word in words if word)
 
 # %% ../../nbs/ir/03_uop.ipynb #c162
 class Prints(Walks):

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['FOLDABLE', 'BULK', 'argument', 'load', 'fold', 'masked', 'Builder', 'reduced', 'write_down', 'kernel_name', 'kernel',
-           'States', 'is_older', 'saved', 'copy_of', 'one_state_each', 'check_states', 'renumbered', 'with_scalars',
-           'invoke', 'call', 'fill', 'keep', 'target_index', 'rereads_elsewhere', 'staged', 'assign', 'nested',
-           'supersede', 'build', 'get_kernel_graph']
+           'States', 'is_older', 'saved', 'copy_of', 'one_state_each', 'check_states', 'Named', 'names_in',
+           'renumbered', 'with_scalars', 'invoke', 'call', 'fill', 'keep', 'target_index', 'rereads_elsewhere',
+           'staged', 'assign', 'nested', 'supersede', 'build', 'get_kernel_graph']
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c2
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..helpers import DEBUG, prod
 from ..ir.dtype import dtypes
@@ -145,41 +145,52 @@ def check_states(args: tuple) -> None:
             f'kernel needs two states of one buffer, {state.storage}: an internal error (E7)')
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c52
-def renumbered(body: UOp, args: tuple) -> tuple[UOp, tuple]:
-    "The body with arguments and loops numbered by their places in it, and the arguments so (E9)"
-    order = body.toposort()
-    params = [u for u in order if u.op is Ops.PARAM and not is_scalar(u)]
+class Named(NamedTuple):
+    "What a kernel's body refers to, in the order of the body"
+    buffers: list
+    scalars: list
+    loops: list
+
+def names_in(body: UOp) -> Named:
+    "Arguments, variables and loops of a body"
+    found = Named([], [], [])
+    for u in body.toposort():
+        if u.op is Ops.RANGE: found.loops.append(u)
+        elif is_scalar(u): found.scalars.append(u)
+        elif u.op is Ops.PARAM: found.buffers.append(u)
+    return found
+
+# %% ../../nbs/schedule/15_kernels.ipynb #c54
+def renumbered(body: UOp, named: Named) -> UOp:
+    "The body with arguments and loops numbered by their places in it (E9)"
     new = {u: u.replace(arg=u.arg._replace(slot=i))
-           for i, u in enumerate(params) if u.arg.slot != i}
-    loops = [u for u in order if u.op is Ops.RANGE]
-    inner = [u for u in loops if u.arg[1] is AxisType.REDUCE]
+           for i, u in enumerate(named.buffers) if u.arg.slot != i}
+    inner = [u for u in named.loops if u.arg[1] is AxisType.REDUCE]
     new |= {u: u.replace(arg=(i, u.arg[1]))
-            for i, u in enumerate(inner, len(loops) - len(inner)) if u.arg[0] != i}
-    return body.substitute(new) if new else body, tuple(args[u.arg.slot] for u in params)
+            for i, u in enumerate(inner, len(named.loops) - len(inner)) if u.arg[0] != i}
+    return body.substitute(new) if new else body
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c55
-def with_scalars(body: UOp, args: tuple) -> UOp:
+# %% ../../nbs/schedule/15_kernels.ipynb #c57
+def with_scalars(body: UOp, args: tuple, scalars: list) -> UOp:
     "CALL with the body's variables as further arguments, renamed by their position"
-    found = [u for u in body.toposort() if is_scalar(u)]
-    if not found: return body.call(*args)
     own = {u: u.replace(arg=u.arg._replace(slot=len(args) + i, name=f'v{i}'))
-           for i, u in enumerate(found)}
-    return body.substitute(own).call(*args, *found)
+           for i, u in enumerate(scalars)}
+    return (body.substitute(own) if own else body).call(*args, *scalars)
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c58
+# %% ../../nbs/schedule/15_kernels.ipynb #c60
 def invoke(states: States, body: UOp, args: list) -> UOp:
     "CALL of a kernel on states, those that are too old replaced by copies"
-    body, used = renumbered(body, tuple(args))
-    used = one_state_each(states, used)
+    named = names_in(body)
+    used = one_state_each(states, [args[u.arg.slot] for u in named.buffers])
     check_states(used)
-    return with_scalars(body, used)
+    return with_scalars(renumbered(body, named), used, named.scalars)
 
 def call(states: States, root: Root, body: UOp, written: UOp) -> UOp:
     "CALL of a kernel on the states it names, the written one first"
     args = [written, *(states.of[s] for s in list(root.reads)[1:])]
     return invoke(states, body, args) if body.op is Ops.SINK else body.call(*args)
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c61
+# %% ../../nbs/schedule/15_kernels.ipynb #c63
 BULK = UOp(Ops.STORE, dtypes.void, (UOp.param(0, dtypes.uint8), UOp.param(1, dtypes.uint8)))
 
 def fill(b: Builder, states: States, u: UOp, storage: UOp) -> UOp:
@@ -190,7 +201,7 @@ def fill(b: Builder, states: States, u: UOp, storage: UOp) -> UOp:
     body = kernel(root, dest, b.built[u, Access(root, root.ranges)])
     return storage.after(call(states, root, body, storage))
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c63
+# %% ../../nbs/schedule/15_kernels.ipynb #c65
 def keep(b: Builder, states: States, u: UOp) -> None:
     "None; the state of a value that is the result of a kernel is known"
     home, root = b.plan.home.get(u), b.plan.roots[u]
@@ -198,7 +209,7 @@ def keep(b: Builder, states: States, u: UOp) -> None:
     states.of[u] = fill(b, states, u, storage)
     if home is not None: states.of[home] = states.of[u]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c66
+# %% ../../nbs/schedule/15_kernels.ipynb #c68
 def target_index(target: UOp, idx: tuple) -> tuple:
     "Index into the storage under a view that is written"
     while target.op in GroupOp.Movement:
@@ -206,13 +217,13 @@ def target_index(target: UOp, idx: tuple) -> tuple:
         target = target.src[0]
     return idx
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c69
+# %% ../../nbs/schedule/15_kernels.ipynb #c71
 def rereads_elsewhere(dest: UOp, value: UOp) -> bool:
     "M6: whether the value reads the written storage at any other index than it writes"
     return any(u.op is Ops.INDEX and u.src[0] is dest.src[0] and u is not dest
                for u in value.toposort())
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c72
+# %% ../../nbs/schedule/15_kernels.ipynb #c74
 def staged(root: Root, states: States, state: UOp, dest: UOp, value: UOp) -> list:
     "One call, on a value that another has put into memory of its own (M6)"
     shape, slot = root.node.src[1].shape, len(root.reads)
@@ -224,7 +235,7 @@ def staged(root: Root, states: States, state: UOp, dest: UOp, value: UOp) -> lis
     made = temp.after(invoke(states, body, reads))
     return [invoke(states, kernel(root, dest, store(1)), [state, made])]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c74
+# %% ../../nbs/schedule/15_kernels.ipynb #c76
 def assign(b: Builder, states: States, effect: UOp, state: UOp) -> list:
     "Calls that carry out one STORE into existing storage"
     root, (target, u) = b.plan.roots[effect], effect.src
@@ -236,7 +247,7 @@ def assign(b: Builder, states: States, effect: UOp, state: UOp) -> list:
         return staged(root, states, state, dest, value)
     return [call(states, root, kernel(root, dest, value), state)]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c76
+# %% ../../nbs/schedule/15_kernels.ipynb #c78
 def nested(states: States, call: UOp) -> UOp:
     "A scheduled CALL in the program, over the states that its arguments are now (C1)"
     state = [state_of(a) for a in call.src[1:]]
@@ -244,7 +255,7 @@ def nested(states: States, call: UOp) -> UOp:
     args = (a.substitute({s: n}) for a, s, n in zip(call.src[1:], state, now))
     return call.replace(src=(call.src[0], *args))
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c79
+# %% ../../nbs/schedule/15_kernels.ipynb #c81
 def supersede(b: Builder, states: States, u: UOp) -> None:
     "None; the state that an AFTER stands for is known"
     state, effects = states.of[u.src[0]], []
@@ -253,7 +264,7 @@ def supersede(b: Builder, states: States, u: UOp) -> None:
         else: effects.append(nested(states, e) if e.op is Ops.CALL else states.of.get(e, e))
     states.of[u] = state.after(*effects)
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c81
+# %% ../../nbs/schedule/15_kernels.ipynb #c83
 def build(plan: Plan) -> States:
     "State of every stored value and every state, sources first"
     b, states = Builder(plan), States(sum(u.op is Ops.ALLOC for u in plan.order))
@@ -266,7 +277,7 @@ def build(plan: Plan) -> States:
             if u in plan.roots: keep(b, states, u)
     return states
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c84
+# %% ../../nbs/schedule/15_kernels.ipynb #c86
 def get_kernel_graph(sink: UOp, limits: Limits = Limits(), policy: Policy = default_policy) -> UOp:
     "SINK of AFTER(storage, CALL(kernel, *states)) for every effect of the program (E10)"
     plan = rangeify(sink, limits, policy)

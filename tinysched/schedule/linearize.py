@@ -330,11 +330,13 @@ class Waiting:
 # %% ../../nbs/schedule/16_linearize.ipynb #c122
 def given_up(nodes: list[UOp], edges: Iterable[Edge]) -> list[Edge]:
     "War edges that no order can keep, the first stuck writer in program order going first (M3)"
-    w, broken = Waiting(nodes, edges), []
+    w = Waiting(nodes, edges)
+    broken: list[Edge] = []
     ready: list[UOp] = [u for u in nodes if not w.on[u]]
     while True:
         w.run(ready)
-        first = next((u for u in nodes if u not in w.done and all(e.kind == 'war' for e in w.on[u])), None)
+        first = next((u for u in nodes if u not in w.done
+                      and all(e.kind == 'war' for e in w.on[u])), None)
         if first is None: return broken
         broken += w.on[first]
         w.on[first], ready = {}, [first]
@@ -351,7 +353,8 @@ class Saver:
     def copy(self, state: UOp) -> UOp:
         "State of fresh storage that holds a copy of `state`"
         if state not in self.copies:
-            storage = UOp(Ops.ALLOC, state.dtype, (), ParamArg(-next(self.slots), state.shape, state.device))
+            storage = UOp(Ops.ALLOC, state.dtype, (),
+                          ParamArg(-next(self.slots), state.shape, state.device))
             self.copies[state] = saved(state, storage)
         return self.copies[state]
 
@@ -366,7 +369,8 @@ def save_overtaken(sink: UOp) -> UOp:
     g = States(walk(sink))
     broken = given_up([*g.calls, *(a for a in g.prior if a in g.detours)], all_edges(g))
     if not broken: return sink
-    saver, new = Saver(g, broken), {}
+    saver = Saver(g, broken)
+    new: dict[UOp, UOp] = {}
     for u in sink.toposort(lambda u: u.op is not Ops.SINK or u is sink):
         src = tuple(new.get(s, s) for s in u.src)
         if u.op is Ops.CALL:
