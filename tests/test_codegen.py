@@ -434,6 +434,44 @@ def test_convolution(way):
 
 
 @on_all
+@pytest.mark.parametrize('h,d,n', [(3, 16, 32), (2, 5, 7)])
+def test_what_is_known_per_head_is_computed_per_head(way, h, d, n):
+    "out[t, i] = sum over s of softmax(x[i // d, t])[s] * v[i, s]: heads side by side in one axis"
+    t, i, r, s = loop(4, 0), loop(h * d, 1), red(n, 2), red(n, 3)
+    x = lambda at: param(1, h * 4 * n).index(flat(flat(op(Ops.IDIV, i, c(d)), 4, t), n, at))
+    most = reduce(Ops.MAX, x(r), r)
+    value = reduce(Ops.ADD, mul(op(Ops.EXP2, op(Ops.SUB, x(s), most)), param(2, h * d * n).index(flat(i, n, s))), s)
+    ast = sink(param(0, 4 * h * d).index(flat(t, h * d, i)).store(value).end(t, i))
+    top = next(u for u in optimize(ast, PLAIN).toposort() if u.op is Ops.REDUCE and u.arg[0] is Ops.MAX)
+    assert {r.vmax + 1 for r in top.ranges} == {4, h}
+    a, v, out = rnd(h, 4, n), rnd(h * d, n), np.zeros((4, h * d), np.float32)
+    run(way, ast, out, a, v)
+    e = np.exp2(a - a.max(-1, keepdims=True))
+    np.testing.assert_allclose(out, np.einsum('hts,hds->thd', e, v.reshape(h, d, n)).reshape(4, -1), rtol=1e-4, atol=1e-4)
+
+
+@on_all
+@pytest.mark.parametrize('m,n,k', [(16, 24, 32), (9, 20, 17)])
+def test_a_product_written_transposed(way, m, n, k):
+    "Lanes along n, whose results are written m apart"
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+    value = reduce(Ops.ADD, mul(param(1, m * k).index(flat(i, k, r)), param(2, k * n).index(flat(r, n, j))), r)
+    a, b, out = rnd(m, k), rnd(k, n), np.zeros((n, m), np.float32)
+    run(way, sink(param(0, m * n).index(flat(j, m, i)).store(value).end(j, i)), out, a, b)
+    np.testing.assert_allclose(out, (a @ b).T, rtol=1e-4, atol=1e-4)
+
+
+@on_all
+def test_exp2_over_its_whole_range(way):
+    x = np.concatenate([np.linspace(-152, 130, 4096), [np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 127, 128, -126, -149, -150, 1e10,
+                                                       -1e10, 0.5, -0.5]]).astype(np.float32)
+    out = np.zeros_like(x)
+    run(way, elementwise(lambda v: op(Ops.EXP2, v), x.size, f32), out, x)
+    with np.errstate(all='ignore'): want = np.exp2(x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(out, want, rtol=3e-7, atol=1.2e-38 if way == 'CL' else 2e-45)
+
+
+@on_all
 def test_variables(way):
     "One kernel for all sizes up to 100, the size also part of the arithmetic; 0 is a size too"
     n = UOp.variable('count; drop', 0, 100)

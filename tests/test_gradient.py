@@ -233,7 +233,7 @@ def test_backward_refuses():
     with pytest.raises(RuntimeError, match=r'shape \(2,\) needs a weight'): (x * 2).backward()
     with pytest.raises(RuntimeError, match=r'gradient= has shape \(3,\); wanted \(2,\)'): (x * 2).backward(Tensor([1.0, 1.0, 1.0]))
     with pytest.raises(RuntimeError, match='no float tensor'): Tensor([1.0], device='PYTHON', requires_grad=False).sum().backward()
-    with pytest.raises(RuntimeError, match='before realize'): (x * 2).sum().realize().detach().backward()
+    with pytest.raises(RuntimeError, match='before realize'): (x * 2).sum().detach().backward()
     assert x.grad is None and x.tolist() == [1, 2]
 
 
@@ -263,3 +263,86 @@ def test_backward_without_marks_after_a_pending_write():
         w.assign(w - w.grad)
         assert w.grad.tolist() == want
     assert w.tolist() == [-1, -2]
+
+
+# ---- looking does not change gradients (M7)
+
+def answers(device, look):
+    """Gradients of a small network whose values are looked at, or not, on the way."""
+    Tensor.manual_seed(5)
+    w, v = (Tensor.randn(3, 3, device=device, requires_grad=True) for _ in range(2))
+    x = Tensor([[1.0, -2.0, 0.5]], device=device)
+    h = look(x @ w)
+    out = look(h.relu() @ v + h.sin())
+    loss = look((out * h).square().mean())
+    loss.backward()
+    return w.grad.numpy(), v.grad.numpy()
+
+
+LOOKS = {'realize': lambda t: t.realize(), 'numpy': lambda t: t.numpy() is None or t, 'view': lambda t: t.T.realize() is None or t,
+         'contiguous': lambda t: t.contiguous().realize(), 'sum': lambda t: t.sum().item() is None or t, 'twice': lambda t: t.realize().realize()}
+
+
+@on_each_device
+@pytest.mark.parametrize('name', LOOKS)
+def test_M7_looking_does_not_change_gradients(device, name):
+    for got, want in zip(answers(device, LOOKS[name]), answers(device, lambda t: t)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_M7_a_value_looked_at_later_is_still_crossed():
+    w = Tensor([2.0], device='PYTHON', requires_grad=True)
+    y = w * w
+    z = y * 3
+    y.realize()           # z reads what y became
+    z.realize()
+    assert grads((z * y).sum(), w, y) == [[3 * 4 * 2 ** 3], [24]]   # 3 w^4; z is 3 y
+
+
+def test_values_of_overwritten_parameters_are_refused():
+    w = Tensor([2.0], device='PYTHON', requires_grad=True).realize()
+    y = (w * w).realize()
+    z = (y * 2).realize()
+    w.assign(w * 3).realize()
+    for t in (y, z, z * w):
+        with pytest.raises(RuntimeError, match='they or it were assigned since'): t.backward()
+    assert (z.detach() * w).backward() is not None and w.grad.tolist() == [8]
+    assert (y.tolist(), z.tolist(), w.tolist()) == ([4], [8], [6])
+
+
+def test_a_value_computed_in_the_program_that_overwrites():
+    w = Tensor([2.0], device='PYTHON', requires_grad=True).realize()
+    before, loss = w * 1, (w * w).sum()
+    w.assign(w + 1)
+    after = w * 10
+    Tensor.realize(loss, before, after, w)
+    with pytest.raises(RuntimeError, match='assigned since'): loss.backward()
+    assert grads(after.sum(), w) == [[10]]
+
+
+def test_written_values_are_refused_unless_detached():
+    w, frozen = (Tensor([2.0, 3.0], device='PYTHON', requires_grad=r).realize() for r in (True, False))
+    z = (w * 2).contiguous()
+    z[0:1] = 5.0
+    assert grads(z.sum(), w) == [[0, 2]]
+    z.realize()
+    with pytest.raises(RuntimeError, match='assigned since'): z.sum().backward()
+    frozen.assign(w.detach()).realize()    # a copy of the weights that nobody wants to learn
+    (frozen * w).sum().backward()
+    assert w.grad.tolist() == [2, 3]
+
+
+def test_training_keeps_no_past():
+    from tinysched.frontend.gradient import origins
+    w, x = Tensor([2.0], device='PYTHON', requires_grad=True), Tensor([1.0], device='PYTHON').realize()
+    losses, sizes = [], []
+    for _ in range(6):
+        w.grad = None
+        loss = (w * x).square().sum()
+        losses.append(loss)
+        assert loss.item() > 0
+        loss.backward()
+        w.assign(w.detach() - w.grad * 0.1)
+        Tensor.realize(w, w.grad)
+        sizes.append(sum(len(o.value.toposort()) for o in origins.values() if o.value is not None))
+    assert sizes[-1] == sizes[1] and [v.item() for v in losses] == sorted((v.item() for v in losses), reverse=True)

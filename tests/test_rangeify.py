@@ -302,7 +302,17 @@ def wide(n=2000):
     return xs[0]
 
 
-BIG = {'chain': lambda: chain(3000), 'alternating': alternating, 'stencils': stencils,
+def branches(n=10, length=100):
+    "Not deep, one buffer, and a thousand operations"
+    x, total = buf(64), buf(64)
+    for k in range(n):
+        t = x * float(k + 2)
+        for _ in range(length - 1): t = t.sqrt()
+        total = total + t
+    return total
+
+
+BIG = {'branches': branches, 'chain': lambda: chain(3000), 'alternating': alternating, 'stencils': stencils,
        'doubling': lambda: stencils(12, lambda k: 2**k), 'wide': wide}
 
 
@@ -325,7 +335,10 @@ def test_E6_a_deep_kernel_is_cut():
 
 
 def test_E6_many_operations_are_cut():
-    assert max(r.size for r in planned(wide()).roots.values()) <= MOST_SIZE + Limits().max_args
+    plan = planned(branches())
+    assert MOST_SIZE < 10 * 100 and MOST_DEPTH > 10 + 100
+    assert {r.reason.rule for r in plan.roots.values()} == {'A1', 'E6'} and len(plan.roots) <= 4
+    assert max(r.size for r in plan.roots.values()) <= MOST_SIZE + Limits().max_args
 
 
 @pytest.mark.skipif('CPU' not in Device.available(), reason='no C compiler')
@@ -352,6 +365,13 @@ def test_E7_two_states_of_one_buffer_are_an_error():
     check_states((x, buf(4)))
     with pytest.raises(RuntimeError, match='two states of one buffer, BUFFER'): check_states((x, x1))
     with pytest.raises(RuntimeError, match='E7'): check_states((x1, x.reshape(2, 2)))
+
+
+def test_E7_every_kernel_is_checked(monkeypatch):
+    x, y = buf(4), buf(4)
+    x1 = x.after(x.store(buf(4) * 2))
+    monkeypatch.setattr('tinysched.schedule.kernels.one_state_each', lambda states, args: tuple(args))
+    with pytest.raises(RuntimeError, match='E7'): get_kernel_graph(UOp.sink(y.after(y.store(x + x1)), x1))
 
 
 def test_E7_the_older_state_is_read_from_a_copy():

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['TYPES', 'DIALECTS', 'COMPARE', 'NEGATE', 'HELPED', 'FLOAT', 'INT', 'BOOL', 'WHERE', 'WRAPS', 'EXACT', 'FOLDS', 'LONG',
-           'UNSIGNED', 'MACROS', 'SIZES', 'VECTOR', 'REST', 'TWO', 'MAX_LANES', 'LANES', 'BOOLS', 'FOLD', 'BY_SUFFIX',
-           'WHOLE', 'SHORT_FLOATS', 'SUFFIX', 'CASTS', 'BITS', 'OTHER', 'WORD', 'held', 'lanes', 'type_name', 'suffix',
-           'float_text', 'int_text', 'Rule', 'infix', 'math', 'safe', 'fits', 'wrapping', 'mask', 'rule_of',
-           'from_float', 'to_bool', 'cast_rule', 'bitcast_rule', 'named', 'template', 'Argument', 'arguments',
-           'range_names', 'operands', 'overwritten', 'single', 'Text', 'operand', 'Writer', 'kinds', 'const_text',
-           'text_of', 'spreads_itself', 'steps_back', 'alu_text', 'element', 'place', 'widen', 'load_text',
-           'store_line', 'value_text', 'declare', 'write_value', 'write_register', 'is_item', 'write_loop', 'write_end',
-           'write', 'declaration', 'fill', 'function', 'two_operands', 'each_lane', 'lane_helper', 'fold_steps',
-           'fold_helper', 'whole_helper', 'convert_helper', 'memory_form', 'register_form', 'bits_helper', 'helper',
-           'pieces', 'parameter', 'parameters', 'header', 'render', 'Kernel', 'traffic', 'kernel_name', 'kernel']
+           'UNSIGNED', 'MACROS', 'SIZES', 'VECTOR', 'REST', 'TWO', 'MAX_LANES', 'LANES', 'BOOLS', 'EXP2', 'FOLD',
+           'BY_SUFFIX', 'WHOLE', 'SHORT_FLOATS', 'SUFFIX', 'CASTS', 'BITS', 'OTHER', 'WORD', 'held', 'lanes',
+           'type_name', 'suffix', 'float_text', 'int_text', 'Rule', 'infix', 'math', 'safe', 'fits', 'wrapping', 'mask',
+           'rule_of', 'from_float', 'to_bool', 'cast_rule', 'bitcast_rule', 'named', 'template', 'Argument',
+           'arguments', 'range_names', 'operands', 'overwritten', 'single', 'Text', 'operand', 'Writer', 'kinds',
+           'const_text', 'text_of', 'spreads_itself', 'steps_back', 'alu_text', 'element', 'place', 'widen',
+           'load_text', 'store_line', 'value_text', 'declare', 'write_value', 'write_register', 'is_item', 'write_loop',
+           'write_end', 'write', 'declaration', 'fill', 'function', 'two_operands', 'each_lane', 'own_lanes',
+           'lane_helper', 'fold_steps', 'fold_helper', 'whole_helper', 'convert_helper', 'memory_form', 'register_form',
+           'bits_helper', 'helper', 'pieces', 'parameter', 'parameters', 'header', 'render', 'Kernel', 'traffic',
+           'kernel_name', 'kernel']
 
 # %% ../../nbs/codegen/23_render.ipynb #c2
 import re
@@ -191,7 +192,7 @@ def cast_rule(u: UOp, n: int) -> Rule:
     minus = '-' if a is dtypes.bool and n > 1 else ''
     if b is dtypes.bool: return to_bool(a, n)
     if held(a) is held(b): return NEGATE if minus else Rule('{0}')
-    if n > 1: return Rule(f'{minus}{suffix(held(a), n)}_to_{suffix(held(b), n)}({{0}})')
+    if n > 1: return Rule(f'{suffix(held(a), n)}_to_{suffix(held(b), n)}({minus}{{0}})', inner=15 if minus else 0)
     if a.kind == 'float' != b.kind: return Rule(f'({{T}}){from_float(a, b)}({{0}})', level=15)
     return Rule('({T}){0}', level=15, inner=14)
 
@@ -375,7 +376,9 @@ def store_line(w: Writer, u: UOp) -> str:
     dtype, n = u.src[0].dtype, lanes(u)
     value = text_of(w, u.src[1], n).text
     if held(dtype) is dtypes.float32 is not dtype: value = f'f32_to_{suffix(dtype, 1)}({value})'
-    line = f'{name}[{at}] = {value};' if n == 1 else f'store_{suffix(dtype, n)}({place(name, at)}, {value});'
+    into = f'store_{suffix(dtype, n)}({place(name, at)}'
+    if u.arg not in (None, 1): into = f'scatter_{suffix(dtype, n)}({place(name, at)}, {u.arg}'
+    line = f'{name}[{at}] = {value};' if n == 1 else f'{into}, {value});'
     return f'if ({gate}) {line}' if gate else line
 
 # %% ../../nbs/codegen/23_render.ipynb #c116
@@ -505,7 +508,9 @@ LANES: dict[str, tuple[str, str, str]] = {  # head, body in C, body in OpenCL C
                '{M} k = __builtin_convertvector(m, {M});\n  return ({T})((k & ({M})a) | (~k & ({M})b));',
                'return select(b, a, convert_{M}(m));'),
     'load': ('{T} load_{t}({G}const {S} *p)', 'return *(const {T}u *)p;', 'return vload{n}(0, p);'),
-    'store': ('void store_{t}({G}{S} *p, {T} v)', '*({T}u *)p = v;', 'vstore{n}(v, 0, p);')}
+    'store': ('void store_{t}({G}{S} *p, {T} v)', '*({T}u *)p = v;', 'vstore{n}(v, 0, p);'),
+    'scatter': ('void scatter_{t}({G}{S} *p, long step, {T} v)',
+                'for (int i = 0; i < {n}; i++) p[i * step] = v[i];', '{{stores}}')}
 BOOLS: dict[str, tuple[str, str, str]] = {
     'load': ('int{n} load_{t}({G}const uchar *p)',
              'return __builtin_convertvector(*(const uchar{n}u *)p != 0, int{n});',
@@ -521,13 +526,28 @@ def each_lane(name: str, n: int) -> tuple[str, str, str]:
             f'return ({{T}})({all_lanes});')
 
 # %% ../../nbs/codegen/23_render.ipynb #c158
+EXP2 = """{T} c = select_{t}(x > 129.0f, splat_{t}(129.0f), select_{t}(x < -151.0f, splat_{t}(-151.0f), x));
+  {T} whole = (c + 12582912.0f) - 12582912.0f, r = c - whole;
+  {T} y = 0.001333355815f + r * (0.000154035304f + r * 0.0000152527338f);
+  y = 0.2402265070f + r * (0.05550410866f + r * (0.009618129108f + r * y));
+  y = 1.0f + r * (0.6931471806f + r * y);
+  {M} i = __builtin_convertvector(whole, {M}), h = i >> 1;
+  return y * ({T})((h + 127) << 23) * ({T})((i - h + 127) << 23);"""
+
+def own_lanes(name: str, dtype: DType, n: int) -> tuple[str, str, str]:
+    "Head and bodies of a function of lanes: ours where there is one, else one lane after the other"
+    head, c, opencl = each_lane(name, n)
+    return head, EXP2 if name == 'exp2' and dtype is dtypes.float32 else c, opencl
+
+# %% ../../nbs/codegen/23_render.ipynb #c163
 def lane_helper(name: str, dtype: DType, n: int, dialect: str) -> str:
     "A helper for lanes: splat, select, load, store, or a function applied to each lane"
-    head, *bodies = (BOOLS if dtype is dtypes.bool else LANES).get(name) or each_lane(name, n)
+    head, *bodies = (BOOLS if dtype is dtypes.bool else LANES).get(name) or own_lanes(name, dtype, n)
     body = bodies[DIALECTS.index(dialect)].replace('{{xs}}', '{' + ', '.join('x' * n) + '}')
+    body = body.replace('{{stores}}', '\n  '.join(f'p[{i} * step] = v.s{i:x};' for i in range(n)))
     return fill(function(head, body), dtype, n, dialect)
 
-# %% ../../nbs/codegen/23_render.ipynb #c161
+# %% ../../nbs/codegen/23_render.ipynb #c166
 FOLD = {'sum': '{} + {}', 'product': '{} * {}', 'largest': 'max_{t}({}, {})'}
 
 def fold_steps(name: str, dtype: DType, n: int, dialect: str) -> list[str]:
@@ -538,14 +558,14 @@ def fold_steps(name: str, dtype: DType, n: int, dialect: str) -> list[str]:
     while (half := half // 2): lines += [f'a{i} = {form.format(f"a{i}", f"a{i + half}")};' for i in range(half)]
     return lines
 
-# %% ../../nbs/codegen/23_render.ipynb #c164
+# %% ../../nbs/codegen/23_render.ipynb #c169
 def fold_helper(name: str, dtype: DType, n: int, dialect: str) -> str:
     "A helper that folds lanes to one number"
     lines = fold_steps(name, dtype, n, dialect)
     rows = [' '.join(lines[i:i + 3]) for i in range(0, len(lines), 3)]
     return fill(function(f'{{S}} {name}_{{t}}({{T}} v)', '\n  '.join([*rows, 'return a0;'])), dtype, n, dialect)
 
-# %% ../../nbs/codegen/23_render.ipynb #c167
+# %% ../../nbs/codegen/23_render.ipynb #c172
 BY_SUFFIX = {short: dtype for dtype, (_, _, short) in TYPES.items()}
 WHOLE = {  # type, the condition under which C defines the cast, and what we give otherwise
     'i32': ('int', 'x >= -0x1p31{f} && x < 0x1p31{f}', '(-2147483647 - 1)'),
@@ -558,14 +578,14 @@ def whole_helper(a: str, b: str, dialect: str) -> str:
     return fill(function(f'{T} {a}_to_{b}({{S}} x)', f'return {inside}\n    ? ({T})x : {outside};'),
                 BY_SUFFIX[a], 1, dialect)
 
-# %% ../../nbs/codegen/23_render.ipynb #c170
+# %% ../../nbs/codegen/23_render.ipynb #c175
 def convert_helper(a: str, b: str, n: int, dialect: str) -> str:
     "A helper that casts lanes"
     X, Y = (type_name(BY_SUFFIX[s], n, dialect) for s in (a, b))
     body = f'return __builtin_convertvector(x, {Y});' if dialect == 'C' else f'return convert_{Y}(x);'
     return function(f'{Y} {a}x{n}_to_{b}x{n}({X} x)', body)
 
-# %% ../../nbs/codegen/23_render.ipynb #c173
+# %% ../../nbs/codegen/23_render.ipynb #c178
 SHORT_FLOATS: dict[str, tuple[str, str]] = {
     'f16_to_f32': ('float f16_to_f32(ushort h)', """uint sign = (uint)(h & 0x8000) << 16, a = h & 0x7fff;
   uint normal = (a + (112 << 10)) << 13, odd = a << 13 | 0x7f800000, tiny = bits_f32_u32(a * 0x1p-24f);
@@ -580,7 +600,7 @@ SHORT_FLOATS: dict[str, tuple[str, str]] = {
     'round_f16': ('float round_f16(float x)', 'return f16_to_f32(f32_to_f16(x));'),
     'round_bf16': ('float round_bf16(float x)', 'return bf16_to_f32(f32_to_bf16(x));')}
 
-# %% ../../nbs/codegen/23_render.ipynb #c177
+# %% ../../nbs/codegen/23_render.ipynb #c182
 def memory_form(a: str, x: str) -> str:
     "Text of a held value in the form it has in memory"
     return f'f32_to_{a}({x})' if a in ('f16', 'bf16') else x
@@ -589,7 +609,7 @@ def register_form(b: str, B: str, x: str) -> str:
     "Text of what memory holds in the form it has in a register"
     return f'{b}_to_f32((ushort){x})' if b in ('f16', 'bf16') else f'{x} != 0' if b == 'b' else f'({B}){x}'
 
-# %% ../../nbs/codegen/23_render.ipynb #c180
+# %% ../../nbs/codegen/23_render.ipynb #c185
 def bits_helper(a: str, b: str, dialect: str) -> str:
     "A helper that reads the bits of one type as another"
     x, y = BY_SUFFIX[a], BY_SUFFIX[b]
@@ -600,7 +620,7 @@ def bits_helper(a: str, b: str, dialect: str) -> str:
     else: body = f'return {register_form(b, B, memory_form(a, "x"))};'
     return function(f'{B} bits_{a}_{b}({A} x)', body)
 
-# %% ../../nbs/codegen/23_render.ipynb #c183
+# %% ../../nbs/codegen/23_render.ipynb #c188
 SUFFIX = '|'.join(sorted(BY_SUFFIX, key=len, reverse=True))
 CASTS = re.compile(rf'({SUFFIX})(?:x(\d+))?_to_({SUFFIX})(?:x\d+)?')
 BITS = re.compile(rf'bits_({SUFFIX})_({SUFFIX})')
@@ -616,7 +636,7 @@ def helper(word: str, dialect: str) -> str:
     make = fold_helper if m[1] in FOLD else two_operands if (m[1], 'int') in TWO else lane_helper
     return make(m[1], BY_SUFFIX[m[2]], int(m[3] or 1), dialect)
 
-# %% ../../nbs/codegen/23_render.ipynb #c186
+# %% ../../nbs/codegen/23_render.ipynb #c191
 WORD = re.compile('[A-Za-z_][A-Za-z0-9_]*')
 
 def pieces(text: str, dialect: str, seen: set[str] | None = None) -> list[str]:
@@ -629,14 +649,14 @@ def pieces(text: str, dialect: str, seen: set[str] | None = None) -> list[str]:
         found += [*pieces(piece, dialect, seen), piece]
     return found
 
-# %% ../../nbs/codegen/23_render.ipynb #c191
+# %% ../../nbs/codegen/23_render.ipynb #c196
 def parameter(a: Argument, dialect: str) -> str:
     "The declaration of a kernel's parameter"
     t = TYPES[a.dtype][DIALECTS.index(dialect)]
     if a.slot < 0: return f'{t} {a.name}'
     return f'{"__global " * (dialect == "OPENCL")}{"" if a.written else "const "}{t} *restrict {a.name}'
 
-# %% ../../nbs/codegen/23_render.ipynb #c194
+# %% ../../nbs/codegen/23_render.ipynb #c199
 def parameters(w: Writer, threaded: bool) -> list[str]:
     "The declarations of all parameters: buffers, their offsets in OpenCL, variables, a thread's share in C"
     buffers = [a for a in w.arguments.values() if a.slot >= 0]
@@ -645,14 +665,14 @@ def parameters(w: Writer, threaded: bool) -> list[str]:
     share = ['long start', 'long stop'] if threaded and w.dialect == 'C' else []
     return [parameter(a, w.dialect) for a in buffers] + offsets + [parameter(a, w.dialect) for a in scalars] + share
 
-# %% ../../nbs/codegen/23_render.ipynb #c197
+# %% ../../nbs/codegen/23_render.ipynb #c202
 def header(w: Writer, name: str, threaded: bool) -> str:
     "The first line of the function, or several where it would be long"
     start, params = f'{"__kernel " * (w.dialect == "OPENCL")}void {name}(', parameters(w, threaded)
     line = start + ', '.join(params) + ') {'
     return line if len(line) <= 96 else start + '\n    ' + ',\n    '.join(params) + ') {'
 
-# %% ../../nbs/codegen/23_render.ipynb #c200
+# %% ../../nbs/codegen/23_render.ipynb #c205
 def render(instructions: list[UOp], name: str, dialect: str) -> str:
     "The source text of a kernel: what it needs, and the function"
     w = Writer(instructions, dialect)
@@ -663,7 +683,7 @@ def render(instructions: list[UOp], name: str, dialect: str) -> str:
     lines = [header(w, name, bool(kinds(instructions, AxisType.THREAD))), *w.lines, '}']
     return '\n\n'.join([*pieces('\n'.join(lines), dialect), '\n'.join(lines)]) + '\n'
 
-# %% ../../nbs/codegen/23_render.ipynb #c206
+# %% ../../nbs/codegen/23_render.ipynb #c211
 class Kernel(NamedTuple):
     "A kernel ready for a compiler"
     name: str
@@ -680,7 +700,7 @@ class Kernel(NamedTuple):
         "Names of the scalars it wants, in order"
         return tuple(a.variable for a in self.arguments if a.slot < 0)
 
-# %% ../../nbs/codegen/23_render.ipynb #c209
+# %% ../../nbs/codegen/23_render.ipynb #c214
 def traffic(ast: UOp) -> int:
     "Bytes a kernel reads and writes when each element goes through memory once"
     touched: dict[tuple[UOp, bool], int] = {}
@@ -691,7 +711,7 @@ def traffic(ast: UOp) -> int:
             touched[key] = touched.get(key, 0) + steps(s.ranges)
     return sum(min(n, p.arg.shape[0]) * p.dtype.itemsize for (p, _), n in touched.items())
 
-# %% ../../nbs/codegen/23_render.ipynb #c212
+# %% ../../nbs/codegen/23_render.ipynb #c217
 def kernel_name(ast: UOp) -> str:
     "What kind of kernel it is, and its loops: sum_4x8_16"
     order = ast.toposort()
@@ -702,7 +722,7 @@ def kernel_name(ast: UOp) -> str:
     parts = [ops[-1] if ops else 'map', 'x'.join(map(size, outer)), 'x'.join(map(size, inner))]
     return '_'.join(p for p in parts if p)[:60]
 
-# %% ../../nbs/codegen/23_render.ipynb #c215
+# %% ../../nbs/codegen/23_render.ipynb #c220
 def kernel(ast: UOp, target: Target, dialect: str) -> Kernel:
     "The kernel of a graph: all of codegen in one call"
     reasons: list[Reason] = []

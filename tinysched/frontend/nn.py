@@ -198,7 +198,7 @@ def load_state_dict(model: Any, state_dict: Mapping[str, Any], strict: bool = Tr
     for name, t in loaded.items():
         x = state_dict[name]
         if verbose: print(f'{name} {t.shape}')
-        x = x.to(t.device) if isinstance(x, Tensor) else Tensor(x, device=t.device)
+        x = x.detach().to(t.device) if isinstance(x, Tensor) else Tensor(x, device=t.device)
         t.assign(x.cast(t.dtype))
     if realize and loaded: Tensor.realize(*loaded.values())
     return list(loaded.values())
@@ -249,7 +249,7 @@ class Moving(Numbers):
     "How parameters get new values"
     def move(self, p: Tensor, by: Tensor) -> None:
         "None; the parameter is less by lr times `by`"
-        p.assign((p.detach() - self.lr.to(p.device) * by).cast(p.dtype))
+        p.assign((p.detach() - self.lr.to(p.device) * by.detach()).cast(p.dtype))
 
     def advance(self, params: list[Tensor]) -> list[Tensor]:
         "The optimizer's state, after it and the parameters were assigned"

@@ -13,7 +13,7 @@ __all__ = ['handles', 'extensions', 'marks', 'constants', 'TURNS', 'DIGITS', 'se
            'MoreLikes', 'Counting', 'Spacing', 'Diagonals', 'mix', 'threefry', 'Generator', 'unit', 'double_unit',
            'Randomness', 'RandomTensors', 'float_type', 'Uniform', 'box_muller', 'Normal', 'ranged', 'Integers',
            'Distributions', 'Normals', 'Bounds', 'Glorot', 'Kaiming', 'KaimingNormal', 'RandomLikes', 'NormalLikes',
-           'Dropping', 'train', 'Tensor', 'live_tensors']
+           'Dropping', 'train', 'Packing', 'Tensor', 'live_tensors']
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c2
 import itertools
@@ -163,7 +163,8 @@ class Indices(Operands):
 
     def _index_value(self, i: Any) -> Any:
         if not isinstance(i, (list, tuple, np.ndarray)): return self._wrap(i)
-        return type(self)(i, device=self.cell.device)   # type: ignore[call-arg]
+        dt = None if np.size(i) or isinstance(i, np.ndarray) else dtypes.int32   # [] is of ints here
+        return type(self)(i, device=self.cell.device, dtype=dt)   # type: ignore[call-arg]
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c37
 def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
@@ -860,12 +861,19 @@ class train:
     def __exit__(self, *error: object) -> None: Tensor.training = self.before
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c215
-class Tensor(Dropping):
+class Packing(Dropping):
+    "Copies made by `copy` and `pickle`"
+    __slots__ = ()
+    def __reduce__(self) -> tuple:
+        return type(self), (self.numpy(), self.device, self.dtype, self.requires_grad)
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c218
+class Tensor(Packing):
     "An array that is computed when somebody looks"
     __slots__ = ()
     train = train
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c218
+# %% ../../nbs/frontend/41_tensor.ipynb #c221
 def live_tensors() -> list[Tensor]:
     "All tensors that somebody still refers to, by age of their cells"
     alive = [t for ref in list(handles.data)  # type: ignore[attr-defined]

@@ -7,25 +7,26 @@ __all__ = ['NUMBERS', 'LOGIC', 'TINY', 'STEEP', 'Ops', 'GroupOp', 'AxisError', '
            'columns', 'broadcast_shape', 'ints', 'symbols', 'count', 'left_over', 'infer', 'check_reshape',
            'check_expand', 'check_permute', 'check_flip', 'check_pairs', 'check_pad', 'check_shrink', 'Primitives',
            'Operands', 'Reshaping', 'Stretching', 'Expanding', 'Ordering', 'Transposing', 'Flipping', 'Cutting',
-           'Surrounding', 'weak', 'meeting', 'converted', 'aligned', 'Pairing', 'logic', 'Combining', 'Adding',
+           'Surrounding', 'weak', 'meeting', 'converted', 'aligned', 'plain', 'Pairing', 'logic', 'Combining', 'Adding',
            'Subtracting', 'known', 'Differing', 'Comparing', 'AtMost', 'Bitwise', 'Bits', 'Inverting', 'Shifts',
            'true_quotient', 'floor_quotient', 'remainder', 'Meeting', 'Dividing', 'FloorDividing', 'Naming',
            'NamedArithmetic', 'NamedDivision', 'NamedBits', 'NamedShifts', 'Choosing', 'Deciding', 'upside_down',
            'Extremal', 'Smaller', 'Clipping', 'pad_pairs', 'least', 'is_zero', 'Inside', 'Padding', 'Rounding',
            'Flooring', 'Nearest', 'Signs', 'Signing', 'Oddities', 'Widening', 'Functions', 'Logarithms',
-           'log_of_one_more', 'Reciprocals', 'Waves', 'times', 'int_power', 'float_power', 'power', 'NumberPowers',
-           'Powers', 'Reflected', 'Casting', 'IntCasting', 'Rectifying', 'Leaking', 'logistic', 'Sigmoids', 'Gates',
-           'GaussianGate', 'Softplus', 'Folding', 'Reductions', 'AddingUp', 'Sums', 'Multiplying', 'Extremes',
-           'Minimum', 'Quantifiers', 'Every', 'Averages', 'Means', 'Deviations', 'Spread', 'Sinking', 'shares',
-           'log_shares', 'Softmaxes', 'LogSoftmaxes', 'log_of_sum', 'LogSums', 'Places', 'FirstMax', 'Positions',
-           'Lowest', 'Squeezing', 'Unsqueezing', 'Flattening', 'Unflattening', 'running', 'Placing', 'Fitting',
-           'Joining', 'Stacking', 'Repeating', 'Interleaving', 'Splitting', 'Parting', 'Chunking', 'spell_out', 'one',
-           'span', 'window', 'Stepping', 'Slicing', 'Entries', 'Checking', 'is_value', 'position', 'fetched', 'picked',
-           'Picking', 'Indexing', 'Gathering', 'check_matmul', 'Products', 'Matmul', 'MatmulOperators', 'Linear',
-           'outputs', 'Axis', 'sliding', 'apart', 'spread', 'windowed_axes', 'windows', 'around', 'check_conv',
-           'grouped', 'Convolution', 'Pools', 'Pooling', 'Averaging', 'Triangles', 'Halves', 'Masks', 'Cumulating',
-           'reduced', 'Distances', 'AbsoluteDistances', 'Binary', 'BinaryLogits', 'Likelihood', 'Likelihoods',
-           'LogLoss', 'CrossEntropy', 'ClassLosses', 'Vocabulary']
+           'log_of_one_more', 'Reciprocals', 'Waves', 'times', 'int_power', 'zero_power', 'float_power', 'power',
+           'NumberPowers', 'Powers', 'Reflected', 'Casting', 'IntCasting', 'Rectifying', 'Leaking', 'logistic',
+           'Sigmoids', 'Gates', 'GaussianGate', 'Softplus', 'Folding', 'Reductions', 'AddingUp', 'Sums', 'Multiplying',
+           'Extremes', 'Minimum', 'Quantifiers', 'Every', 'Averages', 'Means', 'Deviations', 'Spread', 'Sinking',
+           'shares', 'log_shares', 'Softmaxes', 'LogSoftmaxes', 'log_of_sum', 'LogSums', 'Places', 'FirstMax',
+           'Positions', 'Lowest', 'Squeezing', 'Unsqueezing', 'Flattening', 'Unflattening', 'running', 'Placing',
+           'Fitting', 'Joining', 'Stacking', 'Repeating', 'Interleaving', 'Splitting', 'Parting', 'Chunking',
+           'spell_out', 'one', 'span', 'places', 'check_places', 'window', 'Stepping', 'Slicing', 'Entries', 'Checking',
+           'is_value', 'roomy', 'position', 'fetched', 'picked', 'Picking', 'Indexing', 'Gathering', 'check_matmul',
+           'Products', 'Matmul', 'MatmulOperators', 'Linear', 'outputs', 'Axis', 'sliding', 'apart', 'spread',
+           'windowed_axes', 'windows', 'around', 'check_conv', 'grouped', 'Convolution', 'Pools', 'Pooling',
+           'Averaging', 'Triangles', 'Halves', 'Masks', 'Cumulating', 'reduced', 'Distances', 'AbsoluteDistances',
+           'Binary', 'BinaryLogits', 'Likelihood', 'Likelihoods', 'LogLoss', 'CrossEntropy', 'ClassLosses',
+           'Vocabulary']
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c2
 import math
@@ -370,6 +371,12 @@ def aligned(op: Any, *values: Any) -> tuple:
     return tuple(v._stretch(shape) if v.shape else v for v in values)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c104
+def plain(x: Any) -> Any:
+    "A NumPy scalar as a Python number; anything else as it is"
+    scalar = hasattr(x, 'item') and not isinstance(x, Primitives) and getattr(x, 'ndim', 1) == 0
+    return x.item() if scalar else x
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c107
 class Pairing(Surrounding):
     "How two operands meet"
     __slots__ = ()
@@ -377,13 +384,14 @@ class Pairing(Surrounding):
         if type(x) in NUMBERS:
             dt = weak(self.dtype, x)
             return converted(self, dt), self._const(x, dt)
-        if (y := self._wrap(x)) is None: return None
+        if (y := self._wrap(x)) is None:
+            return self._pair(op, plain(x)) if type(plain(x)) in NUMBERS else None
         if y.dtype is self.dtype:
             return (self, y) if self.shape == y.shape else aligned(op, self, y)
         dt = least_upper_dtype(self.dtype, y.dtype)
         return aligned(op, converted(self, dt), converted(y, dt))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c107
+# %% ../../nbs/ir/02_vocabulary.ipynb #c110
 LOGIC = {Ops.ADD: Ops.OR, Ops.MUL: Ops.AND, Ops.MAX: Ops.OR}
 
 def logic(op: Ops) -> Ops:
@@ -391,7 +399,7 @@ def logic(op: Ops) -> Ops:
     if op is Ops.SUB: raise TypeError('sub: bools have no difference; try ^, or cast to int')
     return LOGIC.get(op, op)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c109
+# %% ../../nbs/ir/02_vocabulary.ipynb #c112
 class Combining(Pairing):
     "One op on two operands"
     __slots__ = ()
@@ -400,7 +408,7 @@ class Combining(Pairing):
         if pair[0].dtype is dtypes.bool: op = logic(op)
         return self._alu(op, *(pair[::-1] if swap else pair))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c112
+# %% ../../nbs/ir/02_vocabulary.ipynb #c115
 class Adding(Combining):
     "Plus, minus, times"
     __slots__ = ()
@@ -409,7 +417,7 @@ class Adding(Combining):
     def __mul__(self, x: Any) -> Any: return self._binary(Ops.MUL, x)
     __rmul__ = __mul__
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c114
+# %% ../../nbs/ir/02_vocabulary.ipynb #c117
 class Subtracting(Adding):
     "Minus"
     __slots__ = ()
@@ -421,14 +429,14 @@ class Subtracting(Adding):
         if self.dtype is dtypes.bool: return self._binary(Ops.CMPNE, True)
         return self._alu(Ops.NEG, self)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c117
+# %% ../../nbs/ir/02_vocabulary.ipynb #c120
 def known(name: str, result: Any, a: Any, b: Any) -> Any:
     "The result; TypeError where the operand was not understood"
     if result is not NotImplemented: return result
     raise TypeError(f'{name}: got a {type(b).__name__}; wanted a {type(a).__name__} or a number. '
                     f'Try {type(a).__name__}(...)')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c119
+# %% ../../nbs/ir/02_vocabulary.ipynb #c122
 class Differing(Subtracting):
     "Which elements are equal"
     __slots__ = ()
@@ -438,14 +446,14 @@ class Differing(Subtracting):
 
     def eq(self, x: Any) -> Self: return -self.ne(x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c122
+# %% ../../nbs/ir/02_vocabulary.ipynb #c125
 class Comparing(Differing):
     "Which is less; beside nan everything is false but `ne`"
     __slots__ = ()
     def __lt__(self, x: Any) -> Any: return self._binary(Ops.CMPLT, x)
     def __gt__(self, x: Any) -> Any: return self._binary(Ops.CMPLT, x, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c124
+# %% ../../nbs/ir/02_vocabulary.ipynb #c127
 class AtMost(Comparing):
     "Less or equal; beside nan everything is false but `ne`"
     __slots__ = ()
@@ -459,7 +467,7 @@ class AtMost(Comparing):
         if a.dtype.kind != 'float': return -self._alu(Ops.CMPLT, b, a)
         return self._alu(Ops.OR, self._alu(Ops.CMPLT, a, b), -self._alu(Ops.CMPNE, a, b))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c127
+# %% ../../nbs/ir/02_vocabulary.ipynb #c130
 class Bitwise(AtMost):
     "Ops on bits, which floats do not offer"
     __slots__ = ()
@@ -471,7 +479,7 @@ class Bitwise(AtMost):
             raise ValueError(f'{name}: by {x}; wanted 0 or more. Try the other direction')
         return self._binary(op, x, swap)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c129
+# %% ../../nbs/ir/02_vocabulary.ipynb #c132
 class Bits(Bitwise):
     "And, or, exclusive or, not"
     __slots__ = ()
@@ -480,7 +488,7 @@ class Bits(Bitwise):
     def __xor__(self, x: Any) -> Any: return self._bitwise(Ops.XOR, x)
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c132
+# %% ../../nbs/ir/02_vocabulary.ipynb #c135
 class Inverting(Bits):
     "All bits turned"
     __slots__ = ()
@@ -488,7 +496,7 @@ class Inverting(Bits):
         if self.dtype is dtypes.bool: return -self
         return self ^ (self.dtype.max if self.dtype.kind == 'uint' else -1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c134
+# %% ../../nbs/ir/02_vocabulary.ipynb #c137
 class Shifts(Inverting):
     "Bits moved up and down"
     __slots__ = ()
@@ -497,7 +505,7 @@ class Shifts(Inverting):
     def __rlshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHL, x, True)
     def __rrshift__(self, x: Any) -> Any: return self._bitwise(Ops.SHR, x, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c137
+# %% ../../nbs/ir/02_vocabulary.ipynb #c140
 def true_quotient(by: Any, a: Any, b: Any) -> Any:
     "a / b, always a float"
     dt = least_upper_float(a.dtype)
@@ -508,13 +516,13 @@ def floor_quotient(by: Any, a: Any, b: Any) -> Any:
     if a.dtype.kind != 'float': return by._alu(Ops.IDIV, a, b)
     return by._alu(Ops.FDIV, a, b).floor()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c139
+# %% ../../nbs/ir/02_vocabulary.ipynb #c142
 def remainder(by: Any, a: Any, b: Any) -> Any:
     "a - a // b * b, which has the sign of b"
     if a.dtype.kind != 'float': return by._alu(Ops.MOD, a, b)
     return by._alu(Ops.SUB, a, by._alu(Ops.MUL, floor_quotient(by, a, b), b))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c142
+# %% ../../nbs/ir/02_vocabulary.ipynb #c145
 class Meeting(Shifts):
     "Two operands given to a rule"
     __slots__ = ()
@@ -524,14 +532,14 @@ class Meeting(Shifts):
         if a.dtype is dtypes.bool: a, b = (v.cast(dtypes.default_int) for v in (a, b))
         return rule(self, a, b)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c144
+# %% ../../nbs/ir/02_vocabulary.ipynb #c147
 class Dividing(Meeting):
     "Three kinds of division, with the signs NumPy gives"
     __slots__ = ()
     def __truediv__(self, x: Any) -> Any: return self._divide('div', true_quotient, x)
     def __rtruediv__(self, x: Any) -> Any: return self._divide('div', true_quotient, x, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c147
+# %% ../../nbs/ir/02_vocabulary.ipynb #c150
 class FloorDividing(Dividing):
     "Division with a rest"
     __slots__ = ()
@@ -543,14 +551,14 @@ class FloorDividing(Dividing):
 
     def __rmod__(self, x: Any) -> Any: return self._divide('mod', remainder, x, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c150
+# %% ../../nbs/ir/02_vocabulary.ipynb #c153
 class Naming(FloorDividing):
     "Operators called by name"
     __slots__ = ()
     def _named(self, op: str, x: Any, reverse: bool = False) -> Self:
         return known(op, getattr(self, f'__{"r" * reverse}{op}__')(x), self, x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c152
+# %% ../../nbs/ir/02_vocabulary.ipynb #c155
 class NamedArithmetic(Naming):
     "Arithmetic as methods; `reverse` exchanges the operands"
     __slots__ = ()
@@ -559,7 +567,7 @@ class NamedArithmetic(Naming):
     def sub(self, x: Any, reverse: bool = False) -> Self: return self._named('sub', x, reverse)
     def neg(self) -> Self: return -self
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c155
+# %% ../../nbs/ir/02_vocabulary.ipynb #c158
 class NamedDivision(NamedArithmetic):
     "Division as methods; `reverse` exchanges the operands"
     __slots__ = ()
@@ -569,7 +577,7 @@ class NamedDivision(NamedArithmetic):
         return self._named('floordiv', x, reverse)
     def mod(self, x: Any, reverse: bool = False) -> Self: return self._named('mod', x, reverse)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c157
+# %% ../../nbs/ir/02_vocabulary.ipynb #c160
 class NamedBits(NamedDivision):
     "Bit operations as methods"
     __slots__ = ()
@@ -579,14 +587,14 @@ class NamedBits(NamedDivision):
     def bitwise_not(self) -> Self: return ~self
     def logical_not(self) -> Self: return -converted(self, dtypes.bool)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c160
+# %% ../../nbs/ir/02_vocabulary.ipynb #c163
 class NamedShifts(NamedBits):
     "Shifts as methods"
     __slots__ = ()
     def lshift(self, x: Any) -> Self: return self._named('lshift', x)
     def rshift(self, x: Any) -> Self: return self._named('rshift', x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c163
+# %% ../../nbs/ir/02_vocabulary.ipynb #c166
 class Choosing(NamedShifts):
     "One of two values, element by element"
     __slots__ = ()
@@ -595,22 +603,22 @@ class Choosing(NamedShifts):
         x, y = (self._const(v, dt) if type(v) in NUMBERS else converted(v, dt) for v in (x, y))
         return self._alu(Ops.WHERE, *aligned('where', cond, x, y))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c165
+# %% ../../nbs/ir/02_vocabulary.ipynb #c168
 class Deciding(Choosing):
     "A condition that chooses"
     __slots__ = ()
     def where(self, x: Any, y: Any) -> Self:
         "x where self is true, else y"
-        x, y = (v if type(v) in NUMBERS else self._wrap(v) for v in (x, y))
+        x, y = (v if type(v) in NUMBERS else self._wrap(v) for v in (plain(x), plain(y)))
         if x is None or y is None: raise TypeError('where: wanted values or numbers to choose from')
         return self._select(converted(self, dtypes.bool), x, y)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c168
+# %% ../../nbs/ir/02_vocabulary.ipynb #c171
 def upside_down(x: Any) -> Any:
     "The value with its order reversed, without overflow: -x for floats, ~x for the rest"
     return -x if x.dtype.kind in ('float', 'index') else ~x
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c170
+# %% ../../nbs/ir/02_vocabulary.ipynb #c173
 class Extremal(Deciding):
     "The larger and the smaller of two"
     __slots__ = ()
@@ -618,7 +626,7 @@ class Extremal(Deciding):
         "The larger of self and x; nan if one is nan"
         return known('maximum', self._binary(Ops.MAX, x), self, x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c173
+# %% ../../nbs/ir/02_vocabulary.ipynb #c176
 class Smaller(Extremal):
     "The smaller of two"
     __slots__ = ()
@@ -628,7 +636,7 @@ class Smaller(Extremal):
         a, b = map(upside_down, pair or ())
         return upside_down(a.maximum(b))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c176
+# %% ../../nbs/ir/02_vocabulary.ipynb #c179
 class Clipping(Smaller):
     "Limits"
     __slots__ = ()
@@ -640,7 +648,7 @@ class Clipping(Smaller):
 
     def clamp(self, min_: Any = None, max_: Any = None) -> Self: return self.clip(min_, max_)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c178
+# %% ../../nbs/ir/02_vocabulary.ipynb #c181
 def pad_pairs(padding: Any, ndim: int) -> Any:
     "Padding as a pair for each axis; a flat tuple begins with the last axis"
     if any(p is None or isinstance(p, (tuple, list)) for p in padding): return padding
@@ -650,7 +658,7 @@ def pad_pairs(padding: Any, ndim: int) -> Any:
     pairs = list(zip(padding[::2], padding[1::2]))
     return ((0, 0),) * (ndim - len(pairs)) + tuple(reversed(pairs))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c181
+# %% ../../nbs/ir/02_vocabulary.ipynb #c184
 def least(a: Any) -> Any:
     "The number if it is negative; 0 otherwise, and for what is symbolic"
     return min(a, 0) if isinstance(a, int) else 0
@@ -659,14 +667,14 @@ def is_zero(value: Any) -> bool:
     "Whether a plain number is 0 and not -0.0"
     return value == 0 and math.copysign(1, value) == 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c183
+# %% ../../nbs/ir/02_vocabulary.ipynb #c186
 class Inside(Clipping):
     "Where a padded value is itself"
     __slots__ = ()
     def _inside(self, pairs: tuple) -> Any:
         return self._const(True, dtypes.bool)._stretch(self.shape)._zeros_around(pairs)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c185
+# %% ../../nbs/ir/02_vocabulary.ipynb #c188
 class Padding(Inside):
     "More elements around"
     __slots__ = ()
@@ -679,7 +687,7 @@ class Padding(Inside):
         out = x._zeros_around(grow)
         return out if is_zero(value) else self._select(x._inside(grow), out, value)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c188
+# %% ../../nbs/ir/02_vocabulary.ipynb #c191
 class Rounding(Padding):
     "Floats without their fractions; what has none stays as it is"
     __slots__ = ()
@@ -692,7 +700,7 @@ class Rounding(Padding):
         t = self.trunc()
         return self._select(t < self, t + 1, t) if self.dtype.kind == 'float' else t
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c190
+# %% ../../nbs/ir/02_vocabulary.ipynb #c193
 class Flooring(Rounding):
     "Down"
     __slots__ = ()
@@ -701,7 +709,7 @@ class Flooring(Rounding):
         t = self.trunc()
         return self._select(self < t, t - 1, t) if self.dtype.kind == 'float' else t
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c193
+# %% ../../nbs/ir/02_vocabulary.ipynb #c196
 class Nearest(Flooring):
     "The nearest whole number"
     __slots__ = ()
@@ -712,16 +720,18 @@ class Nearest(Flooring):
         rest, odd = self - low, (low * 0.5).trunc().ne(low * 0.5)
         return self._select((rest > 0.5) | (rest.eq(0.5) & odd), low + 1, low)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c196
+# %% ../../nbs/ir/02_vocabulary.ipynb #c199
 class Signs(Nearest):
     "Which side of zero, and how far"
     __slots__ = ()
     def abs(self) -> Self:
         "The distance from zero"
-        return self._snapshot() if self.dtype.kind in ('bool', 'uint') else self.maximum(-self)
+        if self.dtype.kind in ('bool', 'uint'): return self._snapshot()
+        far = self.maximum(-self)
+        return far + 0.0 if self.dtype.kind == 'float' else far
     def __abs__(self) -> Self: return self.abs()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c198
+# %% ../../nbs/ir/02_vocabulary.ipynb #c201
 class Signing(Signs):
     "Which side of zero"
     __slots__ = ()
@@ -731,7 +741,7 @@ class Signing(Signs):
         side = self._select(self > 0, 1, self.trunc())
         return side if self.dtype.kind == 'uint' else self._select(self < 0, -1, side)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c201
+# %% ../../nbs/ir/02_vocabulary.ipynb #c204
 class Oddities(Signing):
     "Squares, nan and infinity"
     __slots__ = ()
@@ -741,7 +751,7 @@ class Oddities(Signing):
         "Whether each element is infinite"
         return self.abs().eq(math.inf)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c204
+# %% ../../nbs/ir/02_vocabulary.ipynb #c207
 class Widening(Oddities):
     "Where functions are computed"
     __slots__ = ()
@@ -752,7 +762,7 @@ class Widening(Oddities):
         wide = least_upper_dtype(x.dtype, dtypes.float32)
         return rule(x) if wide is x.dtype else rule(x.cast(wide)).cast(x.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c206
+# %% ../../nbs/ir/02_vocabulary.ipynb #c209
 class Functions(Widening):
     "What the machine can compute in one step"
     __slots__ = ()
@@ -761,7 +771,7 @@ class Functions(Widening):
     def sqrt(self) -> Self: return (x := self._float())._alu(Ops.SQRT, x)
     def sin(self) -> Self: return (x := self._float())._alu(Ops.SIN, x)   # of radians
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c209
+# %% ../../nbs/ir/02_vocabulary.ipynb #c212
 class Logarithms(Functions):
     "Other bases"
     __slots__ = ()
@@ -769,13 +779,15 @@ class Logarithms(Functions):
     def log(self) -> Self: return self._widely(lambda x: x.log2() * math.log(2))
     def log10(self) -> Self: return self._widely(lambda x: x.log2() * math.log10(2))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c212
+# %% ../../nbs/ir/02_vocabulary.ipynb #c215
 def log_of_one_more(x: Any) -> Any:
     "log(1 + x), with all digits of a tiny x"
     y = x + 1
-    return x._select(y.eq(1) | y.eq(math.inf), x, y.log() * x / (y - 1))
+    near = y.eq(1)
+    share = x / x._select(near, 1.0, y - 1)
+    return x._select(near | y.eq(math.inf), x, y.log() * share)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c214
+# %% ../../nbs/ir/02_vocabulary.ipynb #c217
 class Reciprocals(Logarithms):
     "What is made of one division"
     __slots__ = ()
@@ -786,7 +798,7 @@ class Reciprocals(Logarithms):
     def reciprocal(self) -> Self: return 1 / self
     def rsqrt(self) -> Self: return 1 / self.sqrt()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c217
+# %% ../../nbs/ir/02_vocabulary.ipynb #c220
 class Waves(Reciprocals):
     "The other circular functions"
     __slots__ = ()
@@ -796,7 +808,7 @@ class Waves(Reciprocals):
 
     def tan(self) -> Self: return self._widely(lambda x: x.sin() / x.cos())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c220
+# %% ../../nbs/ir/02_vocabulary.ipynb #c223
 def times(x: Any, n: int) -> Any:
     "x multiplied n times, by squaring"
     out = None
@@ -805,30 +817,36 @@ def times(x: Any, n: int) -> Any:
         x, n = (x * x if n > 1 else x), n >> 1
     return x.const_like(1)._stretch(x.shape) if out is None else out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c222
-def int_power(a: Any, b: Any, bits: int = 6) -> Any:
-    "a to the power b for ints; more bits of b would overflow any a but 0, 1 and -1"
+# %% ../../nbs/ir/02_vocabulary.ipynb #c225
+def int_power(a: Any, b: Any) -> Any:
+    "a to the power b for ints"
     out = a.const_like(1)
-    for i in range(bits):
+    for i in range(a.dtype.bitsize):
         out, a = ((b >> i) & 1).ne(0).where(out * a, out), a * a
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c225
+# %% ../../nbs/ir/02_vocabulary.ipynb #c228
+def zero_power(a: Any, b: Any) -> Any:
+    "a to the power b where a is 0, and b is not"
+    return (b < 0).where(math.inf, b.eq(1).where(a, 0.0))
+
 def float_power(a: Any, b: Any) -> Any:
     "a to the power b for floats of any sign"
-    size = (a.abs().log2() * b).exp2()
+    zero = a.eq(0)
+    size = (zero.where(1.0, a).abs().log2() * b).exp2()
+    size = zero.where(zero_power(a, b), size)
     whole, odd = b.trunc().eq(b), (b * 0.5).trunc().ne(b * 0.5)
     below = whole.where(odd.where(-size, size), math.nan)
     return b.eq(0).where(1.0, (a < 0).where(below, size))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c227
+# %% ../../nbs/ir/02_vocabulary.ipynb #c230
 def power(a: Any, b: Any) -> Any:
     "a to the power b, both of one dtype"
     if a.dtype.kind != 'float': return int_power(a, b)
     wide = least_upper_dtype(a.dtype, dtypes.float32)
     return converted(float_power(converted(a, wide), converted(b, wide)), a.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c230
+# %% ../../nbs/ir/02_vocabulary.ipynb #c233
 class NumberPowers(Waves):
     "Powers that are plain numbers"
     __slots__ = ()
@@ -841,17 +859,17 @@ class NumberPowers(Waves):
             return times(x, int(n)) if n >= 0 else 1 / times(x, -int(n))
         return x.sqrt() if n == 0.5 else power(x, x.const_like(n))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c232
+# %% ../../nbs/ir/02_vocabulary.ipynb #c235
 class Powers(NumberPowers):
     "x ** y"
     __slots__ = ()
     def __pow__(self, x: Any) -> Any:
-        if type(x) in NUMBERS: return self._number_power(x)
+        if type(x := plain(x)) in NUMBERS: return self._number_power(x)
         return NotImplemented if (pair := self._pair('pow', x)) is None else power(*pair)
 
     def pow(self, x: Any, reverse: bool = False) -> Self: return self._named('pow', x, reverse)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c235
+# %% ../../nbs/ir/02_vocabulary.ipynb #c238
 class Reflected(Powers):
     "number ** y"
     __slots__ = ()
@@ -860,7 +878,7 @@ class Reflected(Powers):
         if b.dtype.kind != 'float' or x <= 0: return power(b.const_like(x), b)
         return b._widely(lambda v: (v * math.log2(x)).exp2())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c238
+# %% ../../nbs/ir/02_vocabulary.ipynb #c241
 class Casting(Reflected):
     "Other dtypes by name"
     __slots__ = ()
@@ -869,7 +887,7 @@ class Casting(Reflected):
     def double(self) -> Self: return self.cast(dtypes.float64)
     def float(self) -> Self: return self.cast(dtypes.default_float)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c240
+# %% ../../nbs/ir/02_vocabulary.ipynb #c243
 class IntCasting(Casting):
     "Whole dtypes by name"
     __slots__ = ()
@@ -881,7 +899,7 @@ class IntCasting(Casting):
 
     def int(self) -> Self: return self.cast(dtypes.default_int)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c243
+# %% ../../nbs/ir/02_vocabulary.ipynb #c246
 TINY = {dtypes.float16: 2.0**-24, dtypes.float64: 2.0**-1022}   # others 2 ** -126
 
 class Rectifying(IntCasting):
@@ -892,7 +910,7 @@ class Rectifying(IntCasting):
         if self.dtype.kind != 'float': return self.maximum(0)
         return self._select(self < TINY.get(self.dtype, 2.0**-126), 0.0, self)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c245
+# %% ../../nbs/ir/02_vocabulary.ipynb #c248
 class Leaking(Rectifying):
     "A positive part that lets a little through"
     __slots__ = ()
@@ -901,14 +919,14 @@ class Leaking(Rectifying):
         x = self._float()
         return x._select(x < 0, x * neg_slope, x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c248
+# %% ../../nbs/ir/02_vocabulary.ipynb #c251
 STEEP = {dtypes.float64: -700.0}   # others -87
 
 def logistic(x: Any) -> Any:
     "1 / (1 + exp(-x)) with a finite exponential"
     return 1 / ((x.maximum(STEEP.get(x.dtype, -87.0)) * -math.log2(math.e)).exp2() + 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c250
+# %% ../../nbs/ir/02_vocabulary.ipynb #c253
 class Sigmoids(Leaking):
     "Smooth steps"
     __slots__ = ()
@@ -918,7 +936,7 @@ class Sigmoids(Leaking):
 
     def tanh(self) -> Self: return self._widely(lambda x: (x * 2).sigmoid() * 2 - 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c253
+# %% ../../nbs/ir/02_vocabulary.ipynb #c256
 class Gates(Sigmoids):
     "x times a share of itself"
     __slots__ = ()
@@ -928,7 +946,7 @@ class Gates(Sigmoids):
 
     def swish(self) -> Self: return self.silu()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c255
+# %% ../../nbs/ir/02_vocabulary.ipynb #c258
 class GaussianGate(Gates):
     "x times a share of a normal distribution"
     __slots__ = ()
@@ -937,7 +955,7 @@ class GaussianGate(Gates):
         scale = 2 * math.sqrt(2 / math.pi)
         return self._widely(lambda x: x * ((x + 0.044715 * x * x * x) * scale).sigmoid())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c258
+# %% ../../nbs/ir/02_vocabulary.ipynb #c261
 class Softplus(GaussianGate):
     "Smooth logarithms"
     __slots__ = ()
@@ -947,14 +965,14 @@ class Softplus(GaussianGate):
 
     def logsigmoid(self) -> Self: return -(-self).softplus()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c261
+# %% ../../nbs/ir/02_vocabulary.ipynb #c264
 class Folding(Softplus):
     "Axes folded into one element"
     __slots__ = ()
     def _without(self, axes: Sequence[int]) -> Self:
         return self.reshape(tuple(n for i, n in enumerate(self.shape) if i not in axes))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c263
+# %% ../../nbs/ir/02_vocabulary.ipynb #c266
 class Reductions(Folding):
     "REDUCE, and its axes dropped"
     __slots__ = ()
@@ -964,7 +982,7 @@ class Reductions(Folding):
         out = self._reduce(op, axes)
         return out if keepdim else out._without(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c266
+# %% ../../nbs/ir/02_vocabulary.ipynb #c269
 class AddingUp(Reductions):
     "Sums in a type large enough"
     __slots__ = ()
@@ -973,7 +991,7 @@ class AddingUp(Reductions):
         out = converted(self, sum_acc_dtype(self.dtype))._fold(name, op, axis, keepdim)
         return converted(out, self.dtype) if self.dtype.kind == 'float' else out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c268
+# %% ../../nbs/ir/02_vocabulary.ipynb #c271
 class Sums(AddingUp):
     "Sums and products"
     __slots__ = ()
@@ -981,7 +999,7 @@ class Sums(AddingUp):
         "The sum over the axes; small types are added up in a larger one"
         return self._add_up('sum', Ops.ADD, axis, keepdim, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c271
+# %% ../../nbs/ir/02_vocabulary.ipynb #c274
 class Multiplying(Sums):
     "Products"
     __slots__ = ()
@@ -989,7 +1007,7 @@ class Multiplying(Sums):
         "The product over the axes"
         return self._add_up('prod', Ops.MUL, axis, keepdim, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c274
+# %% ../../nbs/ir/02_vocabulary.ipynb #c277
 class Extremes(Multiplying):
     "The largest and the smallest"
     __slots__ = ()
@@ -997,7 +1015,7 @@ class Extremes(Multiplying):
         "The largest over the axes; nan if there is one"
         return self._fold('max', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c276
+# %% ../../nbs/ir/02_vocabulary.ipynb #c279
 class Minimum(Extremes):
     "The smallest"
     __slots__ = ()
@@ -1005,7 +1023,7 @@ class Minimum(Extremes):
         "The smallest over the axes; nan if there is one"
         return upside_down(upside_down(self)._fold('min', Ops.MAX, axis, keepdim))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c279
+# %% ../../nbs/ir/02_vocabulary.ipynb #c282
 class Quantifiers(Minimum):
     "Some and every"
     __slots__ = ()
@@ -1013,7 +1031,7 @@ class Quantifiers(Minimum):
         "Whether one of them is not zero"
         return converted(self, dtypes.bool)._fold('any', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c281
+# %% ../../nbs/ir/02_vocabulary.ipynb #c284
 class Every(Quantifiers):
     "Whether none fails"
     __slots__ = ()
@@ -1021,14 +1039,14 @@ class Every(Quantifiers):
         "Whether none of them is zero"
         return -(-converted(self, dtypes.bool))._fold('all', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c284
+# %% ../../nbs/ir/02_vocabulary.ipynb #c287
 class Averages(Every):
     "Means"
     __slots__ = ()
     def _count(self, name: str, axis: Any) -> Any:
         return prod([self.shape[i] for i in resolve_axes(name, axis, self.ndim)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c286
+# %% ../../nbs/ir/02_vocabulary.ipynb #c289
 class Means(Averages):
     "The average"
     __slots__ = ()
@@ -1039,7 +1057,7 @@ class Means(Averages):
         total = self.sum(axis, keepdim, None if exact else least_upper_dtype(dt, dtypes.float32))
         return converted(total / self._count('mean', axis), dt)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c289
+# %% ../../nbs/ir/02_vocabulary.ipynb #c292
 class Deviations(Means):
     "How far from the mean"
     __slots__ = ()
@@ -1049,7 +1067,7 @@ class Deviations(Means):
         if isinstance(n, int): n = max(n, 0)
         return self._widely(lambda x: (x - x.mean(axis, True)).square().sum(axis, keepdim) / n)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c291
+# %% ../../nbs/ir/02_vocabulary.ipynb #c294
 class Spread(Deviations):
     "The root of the variance"
     __slots__ = ()
@@ -1057,7 +1075,7 @@ class Spread(Deviations):
         "The root of `var`"
         return self.var(axis, keepdim, correction).sqrt()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c294
+# %% ../../nbs/ir/02_vocabulary.ipynb #c297
 class Sinking(Spread):
     "Values with their maximum at 0"
     __slots__ = ()
@@ -1065,19 +1083,19 @@ class Sinking(Spread):
         top = self._fold(name, Ops.MAX, axis, True)
         return self - top._alu(Ops.DETACH, top)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c296
+# %% ../../nbs/ir/02_vocabulary.ipynb #c299
 def shares(x: Any, axis: Any) -> Any:
     "exp(x) divided by its sum"
     e = x._below_max('softmax', axis).exp()
     return e / e.sum(axis, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c299
+# %% ../../nbs/ir/02_vocabulary.ipynb #c302
 def log_shares(x: Any, axis: Any) -> Any:
     "x less the logarithm of the sum of exp(x)"
     below = x._below_max('log_softmax', axis)
     return below - below.exp().sum(axis, True).log()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c301
+# %% ../../nbs/ir/02_vocabulary.ipynb #c304
 class Softmaxes(Sinking):
     "Exponentials as shares of their sum"
     __slots__ = ()
@@ -1085,7 +1103,7 @@ class Softmaxes(Sinking):
         "exp(self) divided by its sum over the axis"
         return (self if dtype is None else self.cast(dtype))._widely(lambda x: shares(x, axis))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c304
+# %% ../../nbs/ir/02_vocabulary.ipynb #c307
 class LogSoftmaxes(Softmaxes):
     "Logarithms of shares"
     __slots__ = ()
@@ -1093,14 +1111,14 @@ class LogSoftmaxes(Softmaxes):
         "The logarithm of `softmax`, exact where that is tiny"
         return (self if dtype is None else self.cast(dtype))._widely(lambda x: log_shares(x, axis))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c307
+# %% ../../nbs/ir/02_vocabulary.ipynb #c310
 def log_of_sum(x: Any, axis: Any) -> Any:
     "log of the sum of exp(x), its axes kept"
     top = x._fold('logsumexp', Ops.MAX, axis, True)
     top = top._alu(Ops.DETACH, top._select(top.isinf(), 0.0, top))
     return (x - top).exp().sum(axis, True).log() + top
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c309
+# %% ../../nbs/ir/02_vocabulary.ipynb #c312
 class LogSums(LogSoftmaxes):
     "A sum of numbers given by their logarithms"
     __slots__ = ()
@@ -1109,7 +1127,7 @@ class LogSums(LogSoftmaxes):
         out = self._widely(lambda x: log_of_sum(x, axis))
         return out if keepdim else out._without(resolve_axes('logsumexp', axis, self.ndim))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c312
+# %% ../../nbs/ir/02_vocabulary.ipynb #c315
 class Places(LogSums):
     "Numbers along an axis"
     __slots__ = ()
@@ -1117,7 +1135,7 @@ class Places(LogSums):
         shape = [n if i == axis else 1 for i, n in enumerate(self.shape)]
         return self._arange(self.shape[axis], dtype).reshape(shape)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c314
+# %% ../../nbs/ir/02_vocabulary.ipynb #c317
 class FirstMax(Places):
     "The first of the largest"
     __slots__ = ()
@@ -1129,7 +1147,7 @@ class FirstMax(Places):
         marked = self._select(top, n - self._axis_index(axis), 0)
         return n - marked._fold('argmax', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c317
+# %% ../../nbs/ir/02_vocabulary.ipynb #c320
 class Positions(FirstMax):
     "Where things are"
     __slots__ = ()
@@ -1139,7 +1157,7 @@ class Positions(FirstMax):
             return self.reshape(-1)._first_max(0, False).reshape((1,) * self.ndim * keepdim)
         return self._first_max(resolve_axis('argmax', axis, self.ndim), keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c319
+# %% ../../nbs/ir/02_vocabulary.ipynb #c322
 class Lowest(Positions):
     "Where the smallest is"
     __slots__ = ()
@@ -1147,7 +1165,7 @@ class Lowest(Positions):
         "The index of the first smallest element, or of the first nan"
         return upside_down(self).argmax(axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c322
+# %% ../../nbs/ir/02_vocabulary.ipynb #c325
 class Squeezing(Lowest):
     "Axes of size 1"
     __slots__ = ()
@@ -1156,7 +1174,7 @@ class Squeezing(Lowest):
         axes = resolve_axes('squeeze', dim, self.ndim)
         return self._without([i for i in axes if same(self.shape[i], 1)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c324
+# %% ../../nbs/ir/02_vocabulary.ipynb #c327
 class Unsqueezing(Squeezing):
     "A new axis"
     __slots__ = ()
@@ -1165,7 +1183,7 @@ class Unsqueezing(Squeezing):
         i = resolve_axis('unsqueeze', dim, self.ndim + 1)
         return self.reshape(self.shape[:i] + (1,) + self.shape[i:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c327
+# %% ../../nbs/ir/02_vocabulary.ipynb #c330
 class Flattening(Unsqueezing):
     "Axes joined and parted"
     __slots__ = ()
@@ -1175,7 +1193,7 @@ class Flattening(Unsqueezing):
         a, b = (resolve_axis('flatten', d, self.ndim) for d in (start_dim, end_dim))
         return self.reshape(self.shape[:a] + (prod(self.shape[a:b + 1]),) + self.shape[b + 1:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c329
+# %% ../../nbs/ir/02_vocabulary.ipynb #c332
 class Unflattening(Flattening):
     "One axis parted"
     __slots__ = ()
@@ -1185,14 +1203,14 @@ class Unflattening(Flattening):
         parts = infer((self.shape[i],), tuple(sizes))
         return self.reshape(self.shape[:i] + parts + self.shape[i + 1:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c332
+# %% ../../nbs/ir/02_vocabulary.ipynb #c335
 def running(xs: Sequence[Any]) -> list:
     "The sums of the first one, two, three ... numbers"
     out: list = []
     for x in xs: out.append(x if not out else out[-1] + x)
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c334
+# %% ../../nbs/ir/02_vocabulary.ipynb #c337
 class Placing(Unflattening):
     "One value among others"
     __slots__ = ()
@@ -1201,7 +1219,7 @@ class Placing(Unflattening):
         pairs = tuple((end - n, total - end) if i == axis else (0, 0) for i in range(self.ndim))
         return self._zeros_around(pairs), self._inside(pairs)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c337
+# %% ../../nbs/ir/02_vocabulary.ipynb #c340
 class Fitting(Placing):
     "Whether values fit together"
     __slots__ = ()
@@ -1213,7 +1231,7 @@ class Fitting(Placing):
         raise ValueError(f'cat: shapes {self.shape} and {x.shape} along axis {axis}; '
                          f'wanted the same number of axes and all other sizes equal')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c339
+# %% ../../nbs/ir/02_vocabulary.ipynb #c342
 class Joining(Fitting):
     "One value from several"
     __slots__ = ()
@@ -1227,7 +1245,7 @@ class Joining(Fitting):
         for part, inside in reversed(rest): out = self._select(inside, part, out)
         return out if rest else out._snapshot()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c342
+# %% ../../nbs/ir/02_vocabulary.ipynb #c345
 class Stacking(Joining):
     "A new axis from several values"
     __slots__ = ()
@@ -1236,7 +1254,7 @@ class Stacking(Joining):
         first, *rest = (x.unsqueeze(dim) for x in (self, *args))
         return first.cat(*rest, dim=resolve_axis('stack', dim, self.ndim + 1))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c345
+# %% ../../nbs/ir/02_vocabulary.ipynb #c348
 class Repeating(Stacking):
     "The same elements again"
     __slots__ = ()
@@ -1250,7 +1268,7 @@ class Repeating(Stacking):
         x = self.reshape(flatten((1, n) for n in old))._stretch(tuple(flatten(zip(reps, old))))
         return x.reshape(tuple(r * n for r, n in zip(reps, old)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c347
+# %% ../../nbs/ir/02_vocabulary.ipynb #c350
 class Interleaving(Repeating):
     "Each element again"
     __slots__ = ()
@@ -1262,14 +1280,14 @@ class Interleaving(Repeating):
         wide = x.shape[:axis + 1] + (repeats,) + x.shape[axis + 2:]
         return x._stretch(wide).flatten(axis, axis + 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c350
+# %% ../../nbs/ir/02_vocabulary.ipynb #c353
 class Splitting(Interleaving):
     "Several values from one"
     __slots__ = ()
     def _between(self, axis: int, start: Any, end: Any) -> Self:
         return self.shrink([(start, end) if i == axis else None for i in range(self.ndim)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c352
+# %% ../../nbs/ir/02_vocabulary.ipynb #c355
 class Parting(Splitting):
     "Several values from one"
     __slots__ = ()
@@ -1282,7 +1300,7 @@ class Parting(Splitting):
             raise ValueError(f'split: {list(sizes)} adds up to {sum(sizes)}; wanted {n}')
         return tuple(self._between(axis, e - s, e) for s, e in zip(sizes, running(sizes)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c355
+# %% ../../nbs/ir/02_vocabulary.ipynb #c358
 class Chunking(Parting):
     "Parts of equal size"
     __slots__ = ()
@@ -1292,7 +1310,7 @@ class Chunking(Parting):
         n = self.shape[resolve_axis('chunk', dim, self.ndim)]
         return self.split(-(-n // chunks) or [0] * chunks, dim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c358
+# %% ../../nbs/ir/02_vocabulary.ipynb #c361
 def spell_out(shape: tuple, index: Any) -> list:
     "The index with an entry for every axis: no Ellipsis, nothing left unsaid"
     given = list(index) if isinstance(index, tuple) else [index]
@@ -1304,7 +1322,7 @@ def spell_out(shape: tuple, index: Any) -> list:
     at = dots[0] if dots else len(given)
     return given[:at] + [slice(None)] * (len(shape) - used) + given[at + 1:]
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c361
+# %% ../../nbs/ir/02_vocabulary.ipynb #c364
 def one(axis: int, n: Any, i: Any) -> tuple:
     "The span of a single place, which may count from the end"
     if isinstance(i, int) and isinstance(n, int) and not -n <= i < n:
@@ -1312,7 +1330,7 @@ def one(axis: int, n: Any, i: Any) -> tuple:
     start = i + n if isinstance(i, int) and i < 0 else i
     return start, start + 1, 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c363
+# %% ../../nbs/ir/02_vocabulary.ipynb #c366
 def span(axis: int, n: Any, i: Any) -> tuple:
     "(start, end, step) of what an int or a slice picks; a step below 0 reads backwards"
     if not isinstance(i, slice): return one(axis, n, i)
@@ -1322,7 +1340,22 @@ def span(axis: int, n: Any, i: Any) -> tuple:
     if i.step not in (None, 1): raise IndexError(f'index: step {i.step} with symbolic bounds')
     return i.start or 0, n if i.stop is None else i.stop, 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c368
+# %% ../../nbs/ir/02_vocabulary.ipynb #c369
+def places(x: Any) -> list:
+    "The numbers in nested lists, and the least and greatest of an array"
+    if isinstance(x, (list, tuple)): return flatten(map(places, x))
+    if not hasattr(x, 'shape'): return [x]
+    return [plain(x.min()), plain(x.max())] if prod(x.shape) else []
+
+def check_places(shape: tuple, spelled: list) -> None:
+    "None; IndexError where a list or an array asks for a place that its axis does not have"
+    named = [i for i in spelled if i is not None]
+    for axis, (n, i) in enumerate(zip(shape, named)):
+        if isinstance(i, (slice, int, Primitives)): continue
+        for k in places(i):
+            if type(k) is int: one(axis, n, k)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c374
 def window(n: Any, start: Any, end: Any, step: int) -> tuple:
     "(start, end, missing, column): whole pieces, what they lack at the end, and where to look"
     if step == 1: return start, end, 0, 0
@@ -1331,7 +1364,7 @@ def window(n: Any, start: Any, end: Any, step: int) -> tuple:
     last = min(n, first + pieces * step)
     return first, last, first + pieces * step - last, start - first
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c371
+# %% ../../nbs/ir/02_vocabulary.ipynb #c377
 class Stepping(Chunking):
     "One column of each axis cut into pieces"
     __slots__ = ()
@@ -1341,7 +1374,7 @@ class Stepping(Chunking):
         x = self.reshape(shape).shrink(flatten((None, (c, c + 1)) for c in columns))
         return x.reshape(shape[::2])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c373
+# %% ../../nbs/ir/02_vocabulary.ipynb #c379
 class Slicing(Stepping):
     "Basic indexing, made of movement ops only: the result is a view"
     __slots__ = ()
@@ -1354,13 +1387,13 @@ class Slicing(Stepping):
         x = x._zeros_around(tuple((0, more) for _, _, more, _ in pieces), view=True)
         return x._every([s for _, _, s in ahead], [column for *_, column in pieces])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c376
+# %% ../../nbs/ir/02_vocabulary.ipynb #c382
 class Entries(Slicing):
     "What may stand in square brackets"
     __slots__ = ()
     def _index_value(self, i: Any) -> Any: return self._wrap(i)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c378
+# %% ../../nbs/ir/02_vocabulary.ipynb #c384
 class Checking(Entries):
     "Whether an entry is understood"
     __slots__ = ()
@@ -1374,27 +1407,32 @@ class Checking(Entries):
         raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. '
                          f'For a mask try where')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c381
+# %% ../../nbs/ir/02_vocabulary.ipynb #c387
 def is_value(i: Any) -> bool:
     "Whether an index entry is a value with elements, not a plain or symbolic number"
     return isinstance(i, Primitives) and i.dtype is not dtypes.index
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c383
+# %% ../../nbs/ir/02_vocabulary.ipynb #c389
+def roomy(v: Any) -> Any:
+    "The indices as ints with a sign, of 32 bits or more"
+    if v.dtype.itemsize < 4: return v.cast(dtypes.int32)
+    return v.cast(dtypes.int64) if v.dtype.kind == 'uint' else v
+
 def position(values: list, sizes: list) -> Any:
     "One number for each place, counting along axes of these sizes"
     out = None
-    for v, n in zip(values, sizes):
+    for v, n in zip(map(roomy, values), sizes):
         ahead = v._select(v < 0, v + n, v)
         out = ahead if out is None else out * n + ahead
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c386
+# %% ../../nbs/ir/02_vocabulary.ipynb #c392
 def fetched(x: Any, spot: Any) -> Any:
     "The elements of x at places along its first axis"
     hit = spot.reshape(spot.shape + (1,) * x.ndim).eq(x._axis_index(0))
     return converted(x._select(hit, x, 0).sum(spot.ndim), x.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c388
+# %% ../../nbs/ir/02_vocabulary.ipynb #c394
 def picked(x: Any, at: list, values: list, place: int) -> Any:
     "The elements of x at the places that values give for axes `at`; their axes stand at `place`"
     rest, measures = [i for i in range(x.ndim) if i not in at], [x.shape[i] for i in at]
@@ -1404,7 +1442,7 @@ def picked(x: Any, at: list, values: list, place: int) -> Any:
     new, old = list(range(spot.ndim)), list(range(spot.ndim, out.ndim))
     return out.permute(old[:place] + new + old[place:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c391
+# %% ../../nbs/ir/02_vocabulary.ipynb #c397
 class Picking(Checking):
     "Indexing by values"
     __slots__ = ()
@@ -1414,12 +1452,13 @@ class Picking(Checking):
         together = numbers[-1] - numbers[0] == len(numbers) - 1
         return picked(self, at, [kept[k] for k in at], numbers[0] if together else 0)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c393
+# %% ../../nbs/ir/02_vocabulary.ipynb #c399
 class Indexing(Picking):
     "Square brackets"
     __slots__ = ()
     def __getitem__(self, index: Any) -> Self:
-        entries = [self._entry(i) for i in spell_out(self.shape, index)]
+        check_places(self.shape, spelled := spell_out(self.shape, index))
+        entries = [self._entry(i) for i in spelled]
         axes = [slice(None) if is_value(i) else i for i in entries if i is not None]
         x = self._spans([span(a, n, i) for a, (n, i) in enumerate(zip(self.shape, axes))])
         left = iter([n for n, i in zip(x.shape, axes) if isinstance(i, slice)])
@@ -1427,19 +1466,19 @@ class Indexing(Picking):
         x = x.reshape(tuple(1 if i is None else next(left) for i in kept))
         return x._picked(entries, kept) if any(map(is_value, kept)) else x
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c396
+# %% ../../nbs/ir/02_vocabulary.ipynb #c402
 class Gathering(Indexing):
     "One element for each index"
     __slots__ = ()
     def gather(self, dim: int, index: Any) -> Self:
         "The elements that `index` names along `dim`, one for each of its elements"
-        axis, index = resolve_axis('gather', dim, self.ndim), self._entry(index)
+        axis, index = resolve_axis('gather', dim, self.ndim), roomy(self._entry(index))
         x = self.shrink([None if i == axis else (0, n) for i, n in enumerate(index.shape)])
         x = x.unsqueeze(-1).transpose(axis, -1)
         hit = index.unsqueeze(-1).eq(x._axis_index(x.ndim - 1))
         return converted(x._select(hit, x, 0).sum(-1), self.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c399
+# %% ../../nbs/ir/02_vocabulary.ipynb #c405
 def check_matmul(a: tuple, b: tuple) -> None:
     "None; ValueError where the inner sizes differ"
     if not a or not b: raise ValueError(f'matmul: shapes {a} and {b}; wanted an axis each. Try *')
@@ -1448,7 +1487,7 @@ def check_matmul(a: tuple, b: tuple) -> None:
         raise ValueError(f'matmul: shapes {a} and {b}; {a[-1]} columns meet {inner} rows. '
                          f'Wanted equal numbers. Try transpose')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c401
+# %% ../../nbs/ir/02_vocabulary.ipynb #c407
 class Products(Gathering):
     "Products of matrices: every pair multiplied, then summed"
     __slots__ = ()
@@ -1462,7 +1501,7 @@ class Products(Gathering):
         if a.ndim > 1 and b.ndim > 1: a, b = a.unsqueeze(-2), b.unsqueeze(-3)
         return converted((a * b).sum(-1), out)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c404
+# %% ../../nbs/ir/02_vocabulary.ipynb #c410
 class Matmul(Products):
     "The matrix product by other names"
     __slots__ = ()
@@ -1472,7 +1511,7 @@ class Matmul(Products):
         other = self._wrap(x)
         return known('matmul', NotImplemented if other is None else other, self, x).dot(self, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c406
+# %% ../../nbs/ir/02_vocabulary.ipynb #c412
 class MatmulOperators(Matmul):
     "The @ operator"
     __slots__ = ()
@@ -1482,7 +1521,7 @@ class MatmulOperators(Matmul):
     def __rmatmul__(self, x: Any) -> Any:
         return NotImplemented if self._wrap(x) is None else self.matmul(x, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c409
+# %% ../../nbs/ir/02_vocabulary.ipynb #c415
 class Linear(MatmulOperators):
     "A layer without memory"
     __slots__ = ()
@@ -1491,12 +1530,12 @@ class Linear(MatmulOperators):
         out = self * weight if weight.ndim == 1 else self.dot(weight)
         return out if bias is None else out + bias
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c414
+# %% ../../nbs/ir/02_vocabulary.ipynb #c420
 def outputs(size: int, kernel: int, stride: int, dilation: int) -> int:
     "How many windows fit along an axis"
     return (size - dilation * (kernel - 1) - 1) // stride + 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c417
+# %% ../../nbs/ir/02_vocabulary.ipynb #c423
 class Axis:
     "One axis with a sliding window"
     def __init__(self, size: int, kernel: int, stride: int, dilation: int):
@@ -1507,7 +1546,7 @@ class Axis:
         self.copies = -(-kernel * self.piece // self.room)
         self.disjoint = kernel <= stride and dilation == 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c420
+# %% ../../nbs/ir/02_vocabulary.ipynb #c426
 def sliding(x: Any, axes: list[Axis]) -> Any:
     "Windows that overlap: the last axes become (kernel, position) each"
     lead = x.shape[:-len(axes)]
@@ -1521,7 +1560,7 @@ def sliding(x: Any, axes: list[Axis]) -> Any:
     x = x.shrink(none + flatten((None, None, (0, 1)) for a in axes))
     return x.reshape(lead + rest(flatten((a.kernel, a.out) for a in axes)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c423
+# %% ../../nbs/ir/02_vocabulary.ipynb #c429
 def apart(x: Any, axes: list[Axis]) -> Any:
     "Windows that do not overlap: the last axes become (position, kernel) each"
     lead = x.shape[:-len(axes)]
@@ -1531,14 +1570,14 @@ def apart(x: Any, axes: list[Axis]) -> Any:
     x = x.reshape(lead + tuple(flatten((a.out, a.stride) for a in axes)))
     return x.shrink([None] * len(lead) + flatten((None, (0, a.kernel)) for a in axes))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c425
+# %% ../../nbs/ir/02_vocabulary.ipynb #c431
 def spread(name: str, n: Any, axes: int) -> list[int]:
     "One number for each spatial axis"
     out = list(sizes(name, (n,), 'setting')) if isinstance(n, (tuple, list)) else [n] * axes
     if len(out) == axes: return out
     raise ValueError(f'{name}: {n} for {axes} spatial axes; wanted one number, or {axes}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c428
+# %% ../../nbs/ir/02_vocabulary.ipynb #c434
 def windowed_axes(name: str, shape: tuple, kernel: list, stride: Any, dilation: Any) -> list[Axis]:
     "A record for each of the last axes"
     s, d = (spread(name, v, len(kernel)) for v in (stride, dilation))
@@ -1549,7 +1588,7 @@ def windowed_axes(name: str, shape: tuple, kernel: list, stride: Any, dilation: 
     raise ValueError(f'{name}: a kernel {kernel} with dilation {d} does not fit in '
                      f'{shape[-len(kernel):]}; try padding')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c430
+# %% ../../nbs/ir/02_vocabulary.ipynb #c436
 def windows(name: str, x: Any, kernel: list, stride: Any, dilation: Any) -> Any:
     "Every window of the last axes: they become (positions..., kernel...)"
     axes = windowed_axes(name, x.shape, kernel, stride, dilation)
@@ -1559,13 +1598,13 @@ def windows(name: str, x: Any, kernel: list, stride: Any, dilation: Any) -> Any:
     evens, odds = range(lead, lead + 2 * k, 2), range(lead + 1, lead + 2 * k, 2)
     return x.permute([*range(lead), *(evens if disjoint else odds), *(odds if disjoint else evens)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c433
+# %% ../../nbs/ir/02_vocabulary.ipynb #c439
 def around(name: str, padding: Any, axes: int) -> tuple:
     "Padding of the spatial axes as PyTorch's flat tuple, which begins with the last"
     if isinstance(padding, (tuple, list)) and len(padding) == 2 * axes: return tuple(padding)
     return tuple(flatten((p, p) for p in reversed(spread(name, padding, axes))))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c435
+# %% ../../nbs/ir/02_vocabulary.ipynb #c441
 def check_conv(x: tuple, w: tuple, groups: int) -> None:
     "None; ValueError where image, weight and groups do not go together"
     if len(x) < 3 or len(x) != len(w):
@@ -1574,14 +1613,14 @@ def check_conv(x: tuple, w: tuple, groups: int) -> None:
         raise ValueError(f'conv2d: image {x}, weight {w}, groups={groups}; wanted '
                          f'{groups * w[1]} channels, and outputs that {groups} divides')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c438
+# %% ../../nbs/ir/02_vocabulary.ipynb #c444
 def grouped(x: Any, groups: int, k: int) -> Any:
     "Windows of images as (batch, groups, 1, positions..., channels, kernel...)"
     batch, channels, *rest = x.shape
     x = x.reshape((batch, groups, 1, channels // groups, *rest))
     return x.permute([0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c441
+# %% ../../nbs/ir/02_vocabulary.ipynb #c447
 class Convolution(Linear):
     "Products of windows"
     __slots__ = ()
@@ -1599,7 +1638,7 @@ class Convolution(Linear):
         y = converted(y.reshape((self.shape[0], out, *y.shape[3:])), dt)
         return y if bias is None else y + bias.reshape((1, -1, *[1] * k))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c444
+# %% ../../nbs/ir/02_vocabulary.ipynb #c450
 class Pools(Convolution):
     "Windows to be pooled"
     __slots__ = ()
@@ -1612,7 +1651,7 @@ class Pools(Convolution):
         stride = kernel if stride is None else stride
         return windows(name, x, kernel, stride, dilation), tuple(range(-len(kernel), 0))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c446
+# %% ../../nbs/ir/02_vocabulary.ipynb #c452
 class Pooling(Pools):
     "The largest or the average of each window"
     __slots__ = ()
@@ -1623,7 +1662,7 @@ class Pooling(Pools):
         x, axes = self._pool('max_pool2d', kernel_size, stride, dilation, padding, lowest)
         return x.max(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c449
+# %% ../../nbs/ir/02_vocabulary.ipynb #c455
 class Averaging(Pooling):
     "The average of each window"
     __slots__ = ()
@@ -1636,7 +1675,7 @@ class Averaging(Pooling):
         n, _ = ones._pool('avg_pool2d', kernel_size, stride, dilation, padding)
         return x.sum(axes) / n.sum(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c452
+# %% ../../nbs/ir/02_vocabulary.ipynb #c458
 class Triangles(Averaging):
     "Parts above and below the diagonal"
     __slots__ = ()
@@ -1644,7 +1683,7 @@ class Triangles(Averaging):
         if self.ndim < 2: raise ValueError(f'{name}: shape {self.shape}; wanted two axes or more')
         return self._axis_index(self.ndim - 1) - self._axis_index(self.ndim - 2) >= diagonal
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c454
+# %% ../../nbs/ir/02_vocabulary.ipynb #c460
 class Halves(Triangles):
     "Parts above and below the diagonal"
     __slots__ = ()
@@ -1656,7 +1695,7 @@ class Halves(Triangles):
         "The part on and below the diagonal, zeros elsewhere"
         return self._select(self._above('tril', diagonal + 1), 0, self)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c457
+# %% ../../nbs/ir/02_vocabulary.ipynb #c463
 class Masks(Halves):
     "What depends on where an element stands"
     __slots__ = ()
@@ -1666,7 +1705,7 @@ class Masks(Halves):
             return self.unsqueeze(-1).eq(self._arange(num_classes, dtypes.int32)).where(1, 0)
         raise TypeError(f'one_hot: class numbers are ints, got {self.dtype.name}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c459
+# %% ../../nbs/ir/02_vocabulary.ipynb #c465
 class Cumulating(Masks):
     "Running sums"
     __slots__ = ()
@@ -1677,7 +1716,7 @@ class Cumulating(Masks):
         x = self.transpose(i, -1)._zeros_around(((0, 0),) * (self.ndim - 1) + ((n - 1, 0),))
         return windows('cumsum', x, [n], 1, 1).sum(-1).transpose(i, -1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c462
+# %% ../../nbs/ir/02_vocabulary.ipynb #c468
 def reduced(name: str, loss: Any, reduction: str) -> Any:
     "The loss as its mean, its sum, or unreduced"
     if reduction == 'mean': return loss.mean()
@@ -1685,7 +1724,7 @@ def reduced(name: str, loss: Any, reduction: str) -> Any:
     if reduction == 'none': return loss
     raise ValueError(f"{name}: reduction {reduction!r}; wanted 'mean', 'sum' or 'none'")
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c464
+# %% ../../nbs/ir/02_vocabulary.ipynb #c470
 class Distances(Cumulating):
     "How far a number is from the truth"
     __slots__ = ()
@@ -1693,7 +1732,7 @@ class Distances(Cumulating):
         "The squared difference"
         return reduced('mse_loss', (self - Y).square(), reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c467
+# %% ../../nbs/ir/02_vocabulary.ipynb #c473
 class AbsoluteDistances(Distances):
     "The plain distance"
     __slots__ = ()
@@ -1701,7 +1740,7 @@ class AbsoluteDistances(Distances):
         "The difference without its sign"
         return reduced('l1_loss', (self - Y).abs(), reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c470
+# %% ../../nbs/ir/02_vocabulary.ipynb #c476
 class Binary(AbsoluteDistances):
     "Losses for yes and no"
     __slots__ = ()
@@ -1710,7 +1749,7 @@ class Binary(AbsoluteDistances):
         p, q = (v.log().maximum(-100.0) for v in (self, 1 - self))
         return reduced('binary_crossentropy', -(Y * p) - (1 - Y) * q, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c472
+# %% ../../nbs/ir/02_vocabulary.ipynb #c478
 class BinaryLogits(Binary):
     "Losses for yes and no, before the sigmoid"
     __slots__ = ()
@@ -1721,7 +1760,7 @@ class BinaryLogits(Binary):
         if pos_weight is not None: p = p * pos_weight
         return reduced('binary_crossentropy_logits', -(Y * p) - (1 - Y) * q, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c475
+# %% ../../nbs/ir/02_vocabulary.ipynb #c481
 class Likelihood(BinaryLogits):
     "What was given to the right class"
     __slots__ = ()
@@ -1732,7 +1771,7 @@ class Likelihood(BinaryLogits):
         raise ValueError(f'{name}: scores {self.shape} and classes {Y.shape}; '
                          f'wanted an axis of classes, and classes of shape {rest}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c477
+# %% ../../nbs/ir/02_vocabulary.ipynb #c483
 class Likelihoods(Likelihood):
     "What was given to the right class"
     __slots__ = ()
@@ -1740,7 +1779,7 @@ class Likelihoods(Likelihood):
         axis = self._class_axis(name, Y)
         return self._select(Y.unsqueeze(axis).eq(self._axis_index(axis)), self, 0.0).sum(axis)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c480
+# %% ../../nbs/ir/02_vocabulary.ipynb #c486
 class LogLoss(Likelihoods):
     "Losses from log probabilities"
     __slots__ = ()
@@ -1755,7 +1794,7 @@ class LogLoss(Likelihoods):
         if reduction == 'mean': return (loss * w).sum() / w.sum()
         return reduced('nll_loss', loss * w, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c483
+# %% ../../nbs/ir/02_vocabulary.ipynb #c489
 class CrossEntropy(LogLoss):
     "Losses from scores"
     __slots__ = ()
@@ -1769,7 +1808,7 @@ class CrossEntropy(LogLoss):
             right = right * (1 - label_smoothing) + logs.mean(axis) * label_smoothing
         return reduced('cross_entropy', -right, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c485
+# %% ../../nbs/ir/02_vocabulary.ipynb #c491
 class ClassLosses(CrossEntropy):
     "Losses for classes on the last axis"
     __slots__ = ()
@@ -1785,7 +1824,7 @@ class ClassLosses(CrossEntropy):
         loss = loss._select(counts, loss, 0.0)
         return loss.sum() / counts.sum() if reduction == 'mean' else reduced(name, loss, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c488
+# %% ../../nbs/ir/02_vocabulary.ipynb #c494
 class Vocabulary(ClassLosses):
     "Every operation, for whoever offers the primitives"
     __slots__ = ()

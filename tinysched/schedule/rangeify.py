@@ -6,10 +6,10 @@
 __all__ = ['ZERO', 'CONSTANT', 'LEAF', 'SAME_SIZE', 'NONE', 'REPEATS', 'Policy', 'MOST_DEPTH', 'MOST_SIZE', 'MOST_USES',
            'MOST_KERNELS', 'Reason', 'steps_of', 'Root', 'Access', 'both', 'through_movement', 'through_reduce',
            'inner', 'views', 'home_of', 'homes', 'leaves_the_size', 'carriers', 'repeats_everywhere',
-           'repeats_by_expand', 'dead_axes', 'Site', 'own_loops', 'times', 'hoisted', 'computed', 'repeated_reduction',
-           'too_large', 'too_many_args', 'too_many_uses', 'default_policy', 'Plan', 'meet', 'note', 'spread',
-           'required', 'decide', 'stored_shape', 'device_for', 'store', 'copy_source', 'expand', 'is_bulk',
-           'write_into', 'write', 'rangeify', 'reasons']
+           'repeats_by_expand', 'dead_axes', 'Site', 'own_loops', 'times', 'hoisted', 'computed', 'overlaps',
+           'repeated_reduction', 'too_large', 'too_many_args', 'too_many_uses', 'default_policy', 'Plan', 'meet',
+           'note', 'spread', 'required', 'decide', 'stored_shape', 'device_for', 'store', 'copy_source', 'expand',
+           'is_bulk', 'write_into', 'write', 'rangeify', 'reasons']
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c2
 from collections import Counter
@@ -48,12 +48,11 @@ ZERO = UOp.const(dtypes.index, 0)
 
 class Root:
     "A value that gets storage, hence a kernel: its loops and what they read"
-    __slots__ = ('node', 'shape', 'device', 'reason', 'ranges', 'numbers', 'reads', 'rereads',
+    __slots__ = ('node', 'shape', 'device', 'why', 'ranges', 'numbers', 'reads', 'rereads',
                  'pending', 'size')
 
     def __init__(self, node: UOp, shape: tuple, written: UOp, device: Any, reason: Reason):
-        self.node, self.shape, self.device, self.numbers = node, shape, device, 0
-        self.reason = reason._replace(stored_bytes=steps_of(shape) * written.dtype.itemsize)
+        self.node, self.shape, self.device, self.why, self.numbers = node, shape, device, reason, 0
         self.ranges = tuple(self.loop(n, AxisType.LOOP) for n in shape)
         self.reads = {written: 0}  # states and stored values -> argument of the kernel
         self.rereads = False       # whether the kernel reads what it writes to
@@ -74,6 +73,12 @@ class Root:
     def loops(self) -> tuple:
         "The output loops, outermost first"
         return tuple(r for r in self.ranges if r is not ZERO)
+
+    @property
+    def reason(self) -> Reason:
+        "Why there is a kernel, with the bytes that it writes"
+        written = next(iter(self.reads))
+        return self.why._replace(stored_bytes=steps_of(self.shape) * written.dtype.itemsize)
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c18
 class Access(NamedTuple):
@@ -123,8 +128,8 @@ def views(order: list, stored: Container) -> dict:
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c35
 def home_of(u: UOp, users: dict) -> UOp | None:
-    "The value whose home a state is: it fills fresh storage, and is never superseded"
-    if u.op is not Ops.AFTER or len(u.src) != 2 or u.src[1].op is not Ops.STORE: return None
+    "The value whose home an AFTER is: it fills fresh storage, and is never superseded"
+    if len(u.src) != 2 or u.src[1].op is not Ops.STORE: return None
     state, (target, value) = u.src[0], u.src[1].src
     fresh = state.op is not Ops.AFTER and target is state and users[state] == [u.src[1], u]
     rewritten = any(w.op is Ops.AFTER and w.src[0] is u for w in users.get(u, ()))
@@ -139,6 +144,7 @@ def homes(order: list) -> dict:
             if s.op in GroupOp.State: users.setdefault(s, []).append(u)
     found: dict = {}
     for u in order:
+        if u.op is not Ops.AFTER: continue
         if (value := home_of(u, users)) is not None: found.setdefault(value, u)
     return found
 
@@ -187,7 +193,7 @@ def dead_axes(order: list) -> dict:
     found: dict = {}
     for u in order:
         if u.op in REPEATS: axes = REPEATS[u.op](u, found.get(u.src[0], NONE))
-        elif u.op in GroupOp.Elementwise and not found.keys().isdisjoint(u.src):
+        elif found and u.op in GroupOp.Elementwise and not found.keys().isdisjoint(u.src):
             axes = repeats_everywhere(u, found)
         else: continue
         if axes: found[u] = axes
@@ -224,19 +230,28 @@ def computed(access: Access, around: frozenset) -> int:
     return max(times(own if hoisted(own, loops, access) else loops) for loops in around)
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c62
+def overlaps(access: Access, elements: int) -> bool:
+    "Whether another reduction reads each of these elements of a reduction twice or more"
+    own = own_loops(access)
+    nested = any(r.arg[1] is AxisType.REDUCE for r in own)
+    return nested and times(own) >= 2 * elements
+
+# %% ../../nbs/schedule/14_rangeify.ipynb #c65
 def repeated_reduction(site: Site) -> Reason | None:
     "E4: a reduction stays inside a kernel when its loops are that kernel's outer loops"
     if not site.steps: return None
+    elements = max(steps_of(site.node.shape), 1)
     if len(site.uses) > 1: why = f'a reduction with {len(site.uses)} uses'
     else:
         ((access, (_, around)),) = site.uses.items()
-        if all(hoisted(own_loops(access), loops, access) for loops in around): return None
-        why = 'a reduction inside loops that it does not depend on'
+        if not all(hoisted(own_loops(access), loops, access) for loops in around):
+            why = 'a reduction inside loops that it does not depend on'
+        elif overlaps(access, elements): why = 'a reduction that overlapping windows read'
+        else: return None
     total = sum(computed(a, around) for a, (_, around) in site.uses.items())
-    elements = max(steps_of(site.node.shape), 1)
     return Reason('E4', why, 0, -(-total // elements), max(total - elements, 0) * site.steps)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c65
+# %% ../../nbs/schedule/14_rangeify.ipynb #c68
 MOST_DEPTH = 256   # operations from a kernel's result down
 MOST_SIZE = 512    # operations of a kernel altogether
 
@@ -249,18 +264,18 @@ def too_large(site: Site) -> Reason | None:
         return Reason('E6', f'the kernel would have more than {MOST_SIZE} operations')
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c68
+# %% ../../nbs/schedule/14_rangeify.ipynb #c71
 def too_many_args(site: Site) -> Reason | None:
     "E6: a kernel must not have more buffers than its device allows"
     new = sum(1 for s in site.node.src if s.op is not Ops.CONST) - 1
     most = site.limits.max_args
-    for root in {a.root: None for a in site.uses}:
+    for root, *_ in site.uses:
         spare = root.node.op is Ops.STORE   # staging may need one more (M6)
         if len(root.reads) + root.pending + new + spare > most:
             return Reason('E6', f'the kernel would read more than {most - 1 - spare} buffers')
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c71
+# %% ../../nbs/schedule/14_rangeify.ipynb #c74
 MOST_USES = 4      # different indices of one value in one kernel
 MOST_KERNELS = 16  # different uses of one value altogether
 
@@ -273,14 +288,14 @@ def too_many_uses(site: Site) -> Reason | None:
     extra = sum(times(own_loops(a)) for a in site.uses) - steps_of(site.node.shape)
     return Reason('E1', f'{n} uses would each compute it again', 0, n, max(extra, 0))
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c74
+# %% ../../nbs/schedule/14_rangeify.ipynb #c77
 def default_policy(site: Site) -> Reason | None:
     "The first rule that wants the value stored, or None to compute it where it is used"
     for rule in (repeated_reduction, too_large, too_many_args, too_many_uses):
         if reason := rule(site): return reason
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c77
+# %% ../../nbs/schedule/14_rangeify.ipynb #c80
 class Plan:
     "Which values are results of kernels, and how each value is used"
     def __init__(self, order: list, limits: Limits, policy: Policy):
@@ -294,12 +309,12 @@ class Plan:
         self.uses: dict = {}      # value -> {Access: (depth, sets of loops around)}
         self.below: dict = {}     # (value, Access) -> accesses of its sources
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c80
+# %% ../../nbs/schedule/14_rangeify.ipynb #c83
 def meet(leaf: UOp, root: Root) -> None:
     "None; what has storage becomes an argument of the kernel"
     if leaf.op in GroupOp.State and not is_scalar(leaf): root.read(leaf)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c83
+# %% ../../nbs/schedule/14_rangeify.ipynb #c86
 def note(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) -> None:
     "None; `u` is used in this way too"
     if u.op in LEAF: return meet(u, access.root)
@@ -310,7 +325,7 @@ def note(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) -> N
         else: access.root.pending += 1
     else: uses[access] = max(depth, known[0]), known[1] | around
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c86
+# %% ../../nbs/schedule/14_rangeify.ipynb #c89
 def spread(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) -> tuple:
     "Accesses of all sources of one access, noted as their uses"
     below: tuple[Access, ...]
@@ -322,7 +337,7 @@ def spread(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) ->
     for s, a in zip(u.src, below): note(plan, s, a, depth, around)
     return below
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c89
+# %% ../../nbs/schedule/14_rangeify.ipynb #c92
 def required(plan: Plan, u: UOp) -> Reason | None:
     "E2: what has to be stored whatever it costs"
     if u in plan.home: return Reason('A1', 'its storage is referred to from outside')
@@ -332,15 +347,15 @@ def required(plan: Plan, u: UOp) -> Reason | None:
         return Reason('E2', 'asked for by .contiguous()')
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c92
+# %% ../../nbs/schedule/14_rangeify.ipynb #c95
 def decide(plan: Plan, u: UOp) -> Reason | None:
     "Why a value is stored, or None"
     uses = plan.uses[u]
     if (reason := required(plan, u)) is not None or u in plan.views: return reason
-    if u.device is None and len({a.root.device for a in uses}) > 1: return None
+    if len(uses) > 1 and u.device is None and len({a.root.device for a in uses}) > 1: return None
     return plan.policy(Site(u, uses, plan.carriers.get(u, 0), plan.limits))
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c95
+# %% ../../nbs/schedule/14_rangeify.ipynb #c98
 def stored_shape(plan: Plan, u: UOp) -> tuple:
     "Shape of a value's storage: without dead axes, where nobody else looks at it (E8)"
     if u in plan.home or u in plan.copied: return u.shape
@@ -352,7 +367,7 @@ def device_for(plan: Plan, u: UOp) -> Any:
     if u in plan.home: return plan.home[u].device
     return u.device or next((a.root.device for a in plan.uses[u]), None)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c98
+# %% ../../nbs/schedule/14_rangeify.ipynb #c101
 def store(plan: Plan, u: UOp, reason: Reason) -> None:
     "None; `u` is the result of a kernel of its own, and its users read it"
     root = Root(u, stored_shape(plan, u), u, device_for(plan, u), reason)
@@ -363,7 +378,7 @@ def store(plan: Plan, u: UOp, reason: Reason) -> None:
     plan.uses[u] = {Access(root, root.ranges): (0, frozenset((root.loops,)))}
     root.pending = 1
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c101
+# %% ../../nbs/schedule/14_rangeify.ipynb #c104
 def copy_source(plan: Plan, root: Root, u: UOp) -> None:
     "None; a copy reads a whole state, and anything else is stored first"
     source = u.src[0]
@@ -372,7 +387,7 @@ def copy_source(plan: Plan, root: Root, u: UOp) -> None:
     plan.forced.add(source)
     plan.uses.setdefault(source, {})
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c104
+# %% ../../nbs/schedule/14_rangeify.ipynb #c107
 def expand(plan: Plan, u: UOp) -> None:
     "None; it is decided about one value, and the uses of its sources are noted"
     if (reason := decide(plan, u)) is not None: store(plan, u, reason)
@@ -383,13 +398,13 @@ def expand(plan: Plan, u: UOp) -> None:
         access.root.size += counts
         plan.below[u, access] = spread(plan, u, access, depth + counts, around)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c107
+# %% ../../nbs/schedule/14_rangeify.ipynb #c110
 def is_bulk(plan: Plan, effect: UOp) -> bool:
     "A4: whether a STORE is a COPY straight into whole storage"
     target, value = effect.src
     return value.op is Ops.COPY and target.op in GroupOp.State and plan.users[value] == 1
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c110
+# %% ../../nbs/schedule/14_rangeify.ipynb #c113
 def write_into(plan: Plan, effect: UOp, state: UOp) -> None:
     "None; a STORE into storage that already has a meaning has a kernel"
     value = effect.src[1]
@@ -406,7 +421,7 @@ def write(plan: Plan, after: UOp) -> None:
         if plan.home.get(value) is after: plan.uses.setdefault(value, {})
         else: write_into(plan, effect, after.src[0])
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c113
+# %% ../../nbs/schedule/14_rangeify.ipynb #c116
 def rangeify(sink: UOp, limits: Limits, policy: Policy = default_policy) -> Plan:
     "The plan of all kernels of a program, made from its effects towards its inputs (E1)"
     plan = Plan([u for u in in_scope(sink) if u.op not in BODIES], limits, policy)
@@ -415,7 +430,7 @@ def rangeify(sink: UOp, limits: Limits, policy: Policy = default_policy) -> Plan
         elif u in plan.uses: expand(plan, u)
     return plan
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c116
+# %% ../../nbs/schedule/14_rangeify.ipynb #c119
 def reasons(plan: Plan) -> list[str]:
     "A line for each kernel of a plan: what it makes, and why it begins there (L2)"
     def line(u: UOp, root: Root) -> str:
