@@ -105,3 +105,35 @@ def test_models_can_be_copied_and_pickled():
         assert not other.weight.numpy().any()
     twins = copy.deepcopy([model.bias, model.bias])
     assert twins[0] is twins[1]
+
+
+@pytest.mark.parametrize('device', ['PYTHON', 'CPU'])
+def test_operands_keep_their_parentheses_where_results_are_rounded(device):
+    "round_f16(c ? a : b + 1) and round_f16((float)i * i) were written"
+    a, b = np.arange(8, dtype='float16'), np.arange(8, dtype='float16') + 10
+    x, y = Tensor(a, device=device), Tensor(b, device=device)
+    kept, want = (x > 1).where(x, y), np.where(a > 1, a, b)
+    np.testing.assert_array_equal((kept + 1).numpy(), want + 1)
+    np.testing.assert_array_equal((y - kept).numpy(), b - want)
+    i = np.array([1 << 16, 3, -5, 7], 'int32')
+    n = Tensor(i, device=device)
+    for dtype in (dtypes.float16, dtypes.bfloat16):
+        np.testing.assert_array_equal((n * n).cast(dtype).numpy(), [0, 9, 25, 49])
+        np.testing.assert_array_equal((n ^ 5).cast(dtype).numpy(), Tensor(i ^ 5, device=device).cast(dtype).numpy())
+
+
+@pytest.mark.parametrize('name', ['int8', 'uint8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64'])
+def test_shifts_drop_the_bits_that_leave_the_type(name):
+    info = np.iinfo(name)
+    a = np.array([info.max, info.min, 77], name)
+    for n in (1, info.bits - 1):
+        want = a << np.array(n, name)
+        shifted = Tensor(a, device='CPU') << n
+        np.testing.assert_array_equal(shifted.cast(dtypes.float64).numpy(), want.astype('float64'))
+        np.testing.assert_array_equal((shifted >> n).numpy(), want >> np.array(n, name))
+
+
+def test_matmul_takes_any_name_of_a_dtype():
+    x = Tensor([[100, 1]], dtype='int8')
+    for dtype in ('int32', np.int32, int, dtypes.int32):
+        assert x.matmul(x.T, dtype=dtype).tolist() == [[10001]]

@@ -152,7 +152,10 @@ def taken(rng, m):
 
 
 def kept(rng, m):
-    how = rng.choice(['contiguous', 'clone'])
+    how = rng.choice(['contiguous', 'clone', 'away'])
+    if how == 'away':   # to another device and back
+        other = 'PYTHON' if m.tensor.device != 'PYTHON' else 'CPU' if 'CPU' in Device.available() else 'PYTHON'
+        return Model.fresh((m.tensor.to(other) + 0).to(m.tensor.device) + 1, m.value + m.number(1))
     return Model.fresh(getattr(m.tensor, how)(), m.value)
 
 
@@ -222,9 +225,11 @@ def step(rng, pool):
 
 
 def program(rng, device):
-    pool = []
+    "A pool of tensors, to which steps are applied at random"
+    pool, large = [], rng.random() < .2   # large enough for vectors, threads and unrolled loops
     for _ in range(rng.randint(1, 3)):
         shape = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 3)))
+        if large: shape = (*shape[:1], rng.choice([5, 8, 17, 32, 64]), rng.choice([1, 3, 16, 33]))
         value = np.array([rng.randint(-4, 4) for _ in range(int(np.prod(shape)))], np.int32).reshape(shape)
         pool.append(Model.fresh(Tensor(value, device=device), value))
     for _ in range(rng.randint(2, 16)): step(rng, pool)
@@ -253,7 +258,8 @@ def story(rng, device):
         elif kind < .52: readers.append(reduced(rng, m))
         elif kind < .60: readers.append(joined(rng, m, [m, o]))
         elif kind < .66: pool.append(m.view(m.tensor.flip(0), np.flip(m.at, 0)))
-        elif kind < .70: pool.append(kept(rng, m))
+        elif kind < .68: pool.append(kept(rng, m))
+        elif kind < .70: pool.append(Model.fresh(m.tensor.cast(OURS[m.dtype]), m.value))   # the state itself
         elif kind < .74: pool.append(Model.fresh(m.tensor * 2 + o.tensor, m.value * np.int32(2) + o.value))
         elif kind < .88: run(rng, [rng.choice(everything)])
         elif kind < .96: rng.choice(everything).check()

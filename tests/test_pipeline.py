@@ -200,6 +200,8 @@ def test_C5_one_line_for_each_schedule(capsys):
     with Context(DEBUG=1):
         (x + 1).realize()
         assert capsys.readouterr().out == ''                       # one kernel: not worth a line
+        (x + 1).contiguous().sum().realize()
+        assert capsys.readouterr().out.startswith('scheduled    2 kernels')
         for _ in range(2): ((x + 1).contiguous().sum() + x).realize()
     line, again = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r'scheduled +3 kernels in +[\d.]+ ms, cache miss [0-9a-f]{8}, \d+ nodes, .*test_pipeline.py:\d+', line)

@@ -14,14 +14,15 @@ from collections.abc import Iterable, Iterator
 from itertools import count, product
 
 from ..ir.dtype import DType, dtypes
-from ..ir.symbolic import simplify
+from ..ir.symbolic import linear as linear_terms, simplify
 from ..ir.uop import AxisType, UOp
 from ..ir.vocabulary import GroupOp, Ops
 
 # %% ../../nbs/codegen/22_lower.ipynb #c10
 def unrolled(u: UOp) -> list[UOp]:
     "The ranges bound by an END or REDUCE that become copies: marked UNROLL, or of one step"
-    return [r for r in u.src[1:] if r.src[0].op is Ops.CONST and (r.arg[1] is AxisType.UNROLL or r.vmax == 0)]
+    return [r for r in u.src[1:] if r.src[0].op is Ops.CONST
+            and (r.arg[1] is AxisType.UNROLL or r.vmax == 0)]
 
 # %% ../../nbs/codegen/22_lower.ipynb #c13
 def copies(u: UOp, ranges: list[UOp]) -> list[UOp]:
@@ -60,7 +61,8 @@ def expand(ast: UOp) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in ast.toposort():
         src = tuple(done[s] for s in u.src)
-        if u is ast: src = tuple(e for s in src for e in (expand_end(s) if s.op is Ops.END else [s]))
+        if u is ast: src = tuple(e for s in src
+                                 for e in (expand_end(s) if s.op is Ops.END else [s]))
         v = u if src == u.src else u.replace(src=src)
         done[u] = expand_reduce(v) if v.op is Ops.REDUCE and unrolled(v) else v
     return tidy(done[ast])
@@ -71,21 +73,23 @@ def lane_of(u: UOp) -> tuple[UOp, ...]:
     return tuple(r for r in u.ranges if r.arg[1] is AxisType.VECTOR)
 
 def first_lane(index: UOp) -> UOp:
-    "The INDEX of lane 0, from where the others follow"
-    return simplify(index.substitute({r: r.const_like(0) for r in lane_of(index)}))
+    "The INDEX of lane 0, from where the others follow; its gate keeps all lanes"
+    at = simplify(index.src[1].substitute({r: r.const_like(0) for r in lane_of(index)}))
+    return index.replace(src=(index.src[0], at, *index.src[2:]))
 
 # %% ../../nbs/codegen/22_lower.ipynb #c31
 def lane_step(index: UOp) -> int | None:
     "How far apart the lanes of an INDEX are; None where it has none"
     if not (r := lane_of(index)): return None
-    at = lambda k: index.src[1].substitute({r[0]: r[0].const_like(k)})
-    return simplify(at(1) - at(0)).arg
+    terms, _ = linear_terms(simplify(index.src[1]))
+    return terms[r[0]]
 
 # %% ../../nbs/codegen/22_lower.ipynb #c34
 def read(index: UOp, lanes: tuple[UOp, ...]) -> UOp:
     "The value at an INDEX: a LOAD, or 0 where its gate is never open"
     gate = index.src[2] if len(index.src) > 2 else None
-    if gate is None or gate.op is not Ops.CONST: return UOp(Ops.LOAD, index.dtype, (first_lane(index), *lanes))
+    if gate is None or gate.op is not Ops.CONST:
+        return UOp(Ops.LOAD, index.dtype, (first_lane(index), *lanes))
     if not gate.arg: return index.const_like(0)
     return UOp(Ops.LOAD, index.dtype, (first_lane(index.replace(src=index.src[:2])), *lanes))
 
@@ -116,7 +120,8 @@ def narrow(ast: UOp) -> UOp:
     dtype = index_type(ast)
     done: dict[UOp, UOp] = {}
     for u in ast.toposort():
-        v = u.replace(dtype=dtype if u.dtype is dtypes.index else u.dtype, src=tuple(done[s] for s in u.src))
+        v = u.replace(dtype=dtype if u.dtype is dtypes.index else u.dtype,
+                      src=tuple(done[s] for s in u.src))
         done[u] = v.src[0] if v.op is Ops.CAST and v.dtype is v.src[0].dtype else v
     return done[ast]
 
@@ -147,7 +152,7 @@ def innermost(ranges: Iterable[UOp], parent: dict) -> UOp | None:
 
 # %% ../../nbs/codegen/22_lower.ipynb #c52
 def nest(ast: UOp) -> tuple[dict, UOp | None]:
-    "Where each loop stands: (loop around it, level); and the first node whose loops do not fit in, if any"
+    "Where each loop stands, as (loop around it, level); and the first node that does not fit in"
     level = levels(ast)
     parent: dict[UOp, tuple] = {}
     binders = [u for u in ast.src if u.op is Ops.END]
@@ -196,14 +201,16 @@ def accumulate(ast: UOp) -> UOp:
     return done[ast]
 
 # %% ../../nbs/codegen/22_lower.ipynb #c71
-INSTRUCTIONS = GroupOp.ALU | {Ops.CAST, Ops.BITCAST, Ops.LOAD, Ops.ACC, Ops.ASSIGN, Ops.STORE, Ops.REDUCE}
+INSTRUCTIONS = GroupOp.ALU | {Ops.CAST, Ops.BITCAST, Ops.LOAD, Ops.ACC, Ops.ASSIGN, Ops.STORE,
+                              Ops.REDUCE}
 
 def needs(ast: UOp) -> dict[UOp, dict[UOp, None]]:
     "For each node, the instructions that must come before it can be used, itself included"
     need: dict[UOp, dict[UOp, None]] = {}
     for u in ast.toposort():
         if u.op in INSTRUCTIONS: need[u] = {u: None}
-        elif u.op in (Ops.END, Ops.AFTER, Ops.INDEX): need[u] = {n: None for s in u.src for n in need[s]}
+        elif u.op in (Ops.END, Ops.AFTER, Ops.INDEX):
+            need[u] = {n: None for s in u.src for n in need[s]}
         else: need[u] = {}
     return need
 
@@ -250,10 +257,12 @@ def arrange(members: dict, before: dict[UOp, set], rank: dict) -> Iterator[UOp]:
         for a in after[u]:
             waits[a] -= 1
             if not waits[a]: heapq.heappush(ready, (rank[a], a))
+    if stuck := [u for u in members if waits[u] > 0]:
+        raise RuntimeError(f'{stuck[0]} waits for itself')
 
 # %% ../../nbs/codegen/22_lower.ipynb #c86
 def ranks(home: dict[UOp, tuple]) -> dict[UOp, tuple]:
-    "For each instruction and loop its wish for a place: stores last, else as they come in the graph"
+    "For each instruction and loop its wish for a place: stores last, else as in the graph"
     rank: dict[UOp, tuple] = {}
     for i, (u, h) in enumerate(home.items()):
         rank[u] = (u.op is Ops.STORE, i)
@@ -278,5 +287,5 @@ def linear(ast: UOp, parent: dict) -> list[UOp]:
 # %% ../../nbs/codegen/22_lower.ipynb #c92
 def lower(ast: UOp) -> list[UOp]:
     "Instructions of a kernel in order"
-    ast = narrow(load(separate(expand(ast))))
+    ast = narrow(separate(load(expand(ast))))
     return linear(accumulate(ast), nest(ast)[0])

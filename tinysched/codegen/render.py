@@ -121,7 +121,8 @@ BOOL: dict[Ops, Rule] = COMPARE | {
     Ops.NEG: Rule('!{0}', c_lanes='~{0}', opencl_lanes='~{0}', level=15, inner=15),
     Ops.ADD: INT[Ops.OR], Ops.MAX: INT[Ops.OR], Ops.MUL: INT[Ops.AND], Ops.SUB: INT[Ops.XOR],
     **{op: INT[op] for op in (Ops.AND, Ops.XOR, Ops.OR)}}
-WHERE = Rule('{0} ? {1} : {2}', c_lanes='select_{t}({0}, {1}, {2})', opencl_lanes='select_{t}({0}, {1}, {2})',
+WHERE = Rule('{0} ? {1} : {2}', c_lanes='select_{t}({0}, {1}, {2})',
+             opencl_lanes='select_{t}({0}, {1}, {2})',
              level=3, inner=3)
 
 # %% ../../nbs/codegen/23_render.ipynb #c40
@@ -132,7 +133,7 @@ def safe(u: UOp) -> Rule | None:
         return infix('/' if u.op is Ops.IDIV else '%', 13) if a.vmin >= 0 < b.vmin else None
     if not 0 <= b.vmin <= b.vmax < u.dtype.bitsize: return None
     if u.op is Ops.SHR: return infix('>>', 11, 12)
-    return infix('<<', 11, 12) if u.dtype.kind == 'uint' else None
+    return infix('<<', 11, 12) if u.dtype in (dtypes.uint32, dtypes.uint64) else None
 
 # %% ../../nbs/codegen/23_render.ipynb #c43
 def fits(u: UOp) -> bool:
@@ -143,13 +144,15 @@ def fits(u: UOp) -> bool:
 
 # %% ../../nbs/codegen/23_render.ipynb #c46
 def wrapping(u: UOp, rule: Rule, n: int) -> Rule:
-    "The rule with casts: C computes short types as int, and OpenCL's signed types must not overflow"
+    "The rule with casts: C widens short types, and OpenCL's signed ones must not overflow"
     dtype = u.src[-1].dtype
-    if dtype.itemsize < 4: return rule if n > 1 else Rule(f'({{T}})({rule.c})', level=15, inner=rule.level)
+    if dtype.itemsize < 4: return rule if n > 1 else Rule(f'({{T}})({rule.c})', level=15,
+                                                          inner=rule.level)
     if dtype.kind != 'int' or fits(u) or rule is NEGATE: return rule
     sign = rule.c.split()[1]
     return rule._replace(opencl=f'({{T}})(({{U}}){{0}} {sign} ({{U}}){{1}})', inner=15,
-                         opencl_lanes=f'as_{{T}}(as_{{U}}(({{T}})({{0}})) {sign} as_{{U}}(({{T}})({{1}})))')
+                         opencl_lanes=f'as_{{T}}(as_{{U}}(({{T}})({{0}})) {sign} '
+                                      'as_{U}(({T})({1})))')
 
 # %% ../../nbs/codegen/23_render.ipynb #c49
 def mask(rule: Rule, n: int) -> Rule:
@@ -192,7 +195,8 @@ def cast_rule(u: UOp, n: int) -> Rule:
     minus = '-' if a is dtypes.bool and n > 1 else ''
     if b is dtypes.bool: return to_bool(a, n)
     if held(a) is held(b): return NEGATE if minus else Rule('{0}')
-    if n > 1: return Rule(f'{suffix(held(a), n)}_to_{suffix(held(b), n)}({minus}{{0}})', inner=15 if minus else 0)
+    if n > 1: return Rule(f'{suffix(held(a), n)}_to_{suffix(held(b), n)}({minus}{{0}})',
+                          inner=15 if minus else 0)
     if a.kind == 'float' != b.kind: return Rule(f'({{T}}){from_float(a, b)}({{0}})', level=15)
     return Rule('({T}){0}', level=15, inner=14)
 
@@ -215,11 +219,12 @@ def named(text: str, u: UOp, op: Ops, n: int, dialect: str) -> str:
 # %% ../../nbs/codegen/23_render.ipynb #c70
 def template(u: UOp, op: Ops, n: int, dialect: str) -> tuple[str, Rule]:
     "How to write the operation: text with places for the operands, and the rule it comes from"
-    rule = cast_rule(u, n) if op is Ops.CAST else bitcast_rule(u) if op is Ops.BITCAST else rule_of(u, op, n)
+    if op is Ops.CAST: rule = cast_rule(u, n)
+    else: rule = bitcast_rule(u) if op is Ops.BITCAST else rule_of(u, op, n)
     text = named(rule.text(dialect, n), u, op, n, dialect)
     result = u.src[0].dtype if u.op is Ops.ASSIGN else u.dtype
     if result.kind != 'float' or held(result) is result or op in EXACT: return text, rule
-    return f'round_{suffix(result, 1)}({text})', Rule('')
+    return f'round_{suffix(result, 1)}({text})', rule._replace(level=20)
 
 # %% ../../nbs/codegen/23_render.ipynb #c73
 class Argument(NamedTuple):
@@ -237,7 +242,8 @@ def arguments(instructions: list[UOp]) -> dict[UOp, Argument]:
     everything = UOp.sink(*instructions).toposort() if stores else {}
     written = {u.src[0].src[0] for u in stores}
     out = {p: f'out{p.arg.slot if len(written) > 1 else ""}' for p in written}
-    params = sorted((p for p in everything if p.op is Ops.PARAM), key=lambda p: (p.arg.name or '', p.arg.slot))
+    params = sorted((p for p in everything if p.op is Ops.PARAM),
+                    key=lambda p: (p.arg.name or '', p.arg.slot))
     scalars = [p for p in params if p.arg.name]
     return {p: Argument(out.get(p, f'in{p.arg.slot}'), p.dtype, p.arg.slot, '', p in written)
             for p in params if not p.arg.name} | {
@@ -248,7 +254,8 @@ def range_names(instructions: list[UOp]) -> dict[UOp, str]:
     "i0, i1, ... for output loops and r0, r1, ... for reduce loops"
     found: dict[UOp, str] = {}
     for letter in 'ir':
-        mine = [u for u in instructions if u.op is Ops.RANGE and (u.arg[1] is AxisType.REDUCE) == (letter == 'r')]
+        mine = [u for u in instructions if u.op is Ops.RANGE
+                and (u.arg[1] is AxisType.REDUCE) == (letter == 'r')]
         found |= {u: f'{letter}{i}' for i, u in enumerate(mine)}
     return found
 
@@ -318,6 +325,8 @@ def const_text(u: UOp) -> Text:
 def text_of(w: Writer, u: UOp, n: int = 1) -> Text:
     "The text of a source, spread over `n` lanes"
     while u.op is Ops.AFTER: u = u.src[0]
+    if u.op is Ops.RANGE and u.arg[1] is AxisType.VECTOR:
+        return Text(f'lanes_{suffix(u.dtype, lanes(u))}()')
     text = const_text(u) if u.op is Ops.CONST else w.texts[u]
     if n == lanes(u) or n == 1: return text
     one = f'-({text.text})' if u.dtype is dtypes.bool else text.text
@@ -364,7 +373,11 @@ def widen(text: str, dtype: DType) -> Text:
 def load_text(w: Writer, u: UOp) -> Text:
     "A LOAD; where its gate is false memory is not touched"
     (name, at, gate), n = element(w, u.src[0]), lanes(u)
-    text = widen(f'{name}[{at}]', u.dtype) if n == 1 else Text(f'load_{suffix(u.dtype, n)}({place(name, at)})')
+    if gate and lanes(u.src[0].src[2]) > 1:
+        size = u.src[0].src[0].arg.shape[0]
+        return Text(f'guarded_{suffix(u.dtype, n)}({name}, {at}, {size}, {gate})')
+    text = widen(f'{name}[{at}]',
+                 u.dtype) if n == 1 else Text(f'load_{suffix(u.dtype, n)}({place(name, at)})')
     if not gate: return text
     zero = '0' if n == 1 else f'splat_{suffix(held(u.dtype), n)}(0)'
     return Text(f'{gate if gate.isidentifier() else f"({gate})"} ? {text.text} : {zero}', 3)
@@ -388,7 +401,8 @@ def value_text(w: Writer, u: UOp) -> Text:
     "The text of an instruction that gives a value"
     if u.op is Ops.LOAD: return load_text(w, u)
     if u.op is not Ops.REDUCE: return alu_text(w, u, u.op)
-    return Text(f'{FOLDS[u.arg[0]]}_{suffix(held(u.dtype), lanes(u.src[0]))}({text_of(w, u.src[0]).text})')
+    name = f'{FOLDS[u.arg[0]]}_{suffix(held(u.dtype), lanes(u.src[0]))}'
+    return Text(f'{name}({text_of(w, u.src[0]).text})')
 
 # %% ../../nbs/codegen/23_render.ipynb #c119
 LONG = 44  # characters; longer expressions get a name
@@ -467,8 +481,10 @@ def fill(text: str, dtype: DType, n: int, dialect: str) -> str:
     "The text with the names of types in their places"
     T, bits = type_name(dtype, n, dialect), 8 * dtype.itemsize
     whole = {8: 'schar' if dialect == 'C' else 'char', 16: 'short', 32: 'int', 64: 'long'}[bits]
-    places = dict(T=T, M=whole + (str(n) if n > 1 else ''), S=type_name(dtype, 1, dialect), n=str(n), bits=str(bits),
-                  U=('u' if dtype.kind == 'int' else '') + T.replace('schar', 'char'), t=suffix(dtype, n),
+    places = dict(T=T, M=whole + (str(n) if n > 1 else ''), S=type_name(dtype, 1, dialect),
+                  n=str(n), bits=str(bits),
+                  U=('u' if dtype.kind == 'int' else '') + T.replace('schar',
+                                                                     'char'), t=suffix(dtype, n),
                   f='f' * (dtype is dtypes.float32), G='__global ' * (dialect == 'OPENCL'))
     for name, value in places.items(): text = text.replace(f'{{{name}}}', value)
     return text
@@ -488,7 +504,8 @@ TWO: dict[tuple[str, str], str] = {
     ('div', 'uint'): 'return b ? a / b : 0;', ('div', 'float'): 'return floor{f}(a / b);',
     ('mod', 'int'): 'if (b == 0 || b == -1) return 0;\n  {T} r = a % b;\n  ' + REST,
     ('mod', 'uint'): 'return b ? a % b : 0;', ('mod', 'float'): '{T} r = fmod{f}(a, b);\n  ' + REST,
-    **{('shl', k): 'return b >= 0 && b < {bits} ? ({T})(({U})a << b) : 0;' for k in ('int', 'uint')},
+    **{('shl', k): 'return b >= 0 && b < {bits} ? ({T})(({U})a << b) : 0;'
+       for k in ('int', 'uint')},
     **{('shr', k): 'return b >= 0 && b < {bits} ? ({T})(a >> b) : 0;' for k in ('int', 'uint')},
     **{('max', k): 'return (a > b) | (a != a) ? a : b;' for k in ('int', 'uint', 'float')}}
 
@@ -505,17 +522,31 @@ def two_operands(name: str, dtype: DType, n: int, dialect: str) -> str:
 LANES: dict[str, tuple[str, str, str]] = {  # head, body in C, body in OpenCL C
     'splat': ('{T} splat_{t}({S} x)', 'return ({T}){{xs}};', 'return ({T})(x);'),
     'select': ('{T} select_{t}(int{n} m, {T} a, {T} b)',
-               '{M} k = __builtin_convertvector(m, {M});\n  return ({T})((k & ({M})a) | (~k & ({M})b));',
+               '{M} k = __builtin_convertvector(m, {M});\n'
+               '  return ({T})((k & ({M})a) | (~k & ({M})b));',
                'return select(b, a, convert_{M}(m));'),
     'load': ('{T} load_{t}({G}const {S} *p)', 'return *(const {T}u *)p;', 'return vload{n}(0, p);'),
     'store': ('void store_{t}({G}{S} *p, {T} v)', '*({T}u *)p = v;', 'vstore{n}(v, 0, p);'),
+    'lanes': ('{T} lanes_{t}(void)', 'return ({T}){{ns}};', 'return ({T})({{0ns}});'),
+    'guarded': ('{T} guarded_{t}({G}const {S} *p, long at, long size, int{n} m)',
+                """{T} y = splat_{t}(0);
+  if (at >= 0 && at + {n} <= size) y = load_{t}(p + at);
+  else for (int i = 0; i < {n}; i++) if (m[i]) y[i] = p[at + i];
+  return select_{t}(m, y, splat_{t}(0));""",
+                """{T} y = splat_{t}(0);
+  if (at >= 0 && at + {n} <= size) y = load_{t}(p + at);
+  else {
+    {{loads}}
+  }
+  return select_{t}(m, y, splat_{t}(0));"""),
     'scatter': ('void scatter_{t}({G}{S} *p, long step, {T} v)',
                 'for (int i = 0; i < {n}; i++) p[i * step] = v[i];', '{{stores}}')}
 BOOLS: dict[str, tuple[str, str, str]] = {
     'load': ('int{n} load_{t}({G}const uchar *p)',
              'return __builtin_convertvector(*(const uchar{n}u *)p != 0, int{n});',
              'return convert_int{n}(vload{n}(0, p)) != 0;'),
-    'store': ('void store_{t}({G}uchar *p, int{n} v)', '*(uchar{n}u *)p = __builtin_convertvector(-v, uchar{n});',
+    'store': ('void store_{t}({G}uchar *p, int{n} v)',
+              '*(uchar{n}u *)p = __builtin_convertvector(-v, uchar{n});',
               'vstore{n}(convert_uchar{n}(-v), 0, p);')}
 
 def each_lane(name: str, n: int) -> tuple[str, str, str]:
@@ -526,7 +557,8 @@ def each_lane(name: str, n: int) -> tuple[str, str, str]:
             f'return ({{T}})({all_lanes});')
 
 # %% ../../nbs/codegen/23_render.ipynb #c158
-EXP2 = """{T} c = select_{t}(x > 129.0f, splat_{t}(129.0f), select_{t}(x < -151.0f, splat_{t}(-151.0f), x));
+EXP2 = """{T} low = select_{t}(x < -151.0f, splat_{t}(-151.0f), x);
+  {T} c = select_{t}(x > 129.0f, splat_{t}(129.0f), low);
   {T} whole = (c + 12582912.0f) - 12582912.0f, r = c - whole;
   {T} y = 0.001333355815f + r * (0.000154035304f + r * 0.0000152527338f);
   y = 0.2402265070f + r * (0.05550410866f + r * (0.009618129108f + r * y));
@@ -542,9 +574,14 @@ def own_lanes(name: str, dtype: DType, n: int) -> tuple[str, str, str]:
 # %% ../../nbs/codegen/23_render.ipynb #c163
 def lane_helper(name: str, dtype: DType, n: int, dialect: str) -> str:
     "A helper for lanes: splat, select, load, store, or a function applied to each lane"
-    head, *bodies = (BOOLS if dtype is dtypes.bool else LANES).get(name) or own_lanes(name, dtype, n)
+    head, *bodies = (BOOLS if dtype is dtypes.bool else LANES).get(name) or own_lanes(name, dtype,
+                                                                                      n)
     body = bodies[DIALECTS.index(dialect)].replace('{{xs}}', '{' + ', '.join('x' * n) + '}')
-    body = body.replace('{{stores}}', '\n  '.join(f'p[{i} * step] = v.s{i:x};' for i in range(n)))
+    each = {'{{stores}}': [f'p[{i} * step] = v.s{i:x};' for i in range(n)],
+            '{{loads}}': [f'  if (m.s{i:x}) y.s{i:x} = p[at + {i}];' for i in range(n)]}
+    for place, lines in each.items(): body = body.replace(place, '\n  '.join(lines))
+    numbers = ', '.join(map(str, range(n)))
+    body = body.replace('{{ns}}', '{' + numbers + '}').replace('{{0ns}}', numbers)
     return fill(function(head, body), dtype, n, dialect)
 
 # %% ../../nbs/codegen/23_render.ipynb #c166
@@ -552,10 +589,13 @@ FOLD = {'sum': '{} + {}', 'product': '{} * {}', 'largest': 'max_{t}({}, {})'}
 
 def fold_steps(name: str, dtype: DType, n: int, dialect: str) -> list[str]:
     "The statements of a fold"
-    form, lane = FOLD[name].replace('{t}', suffix(dtype, 1)), 'v[{}]' if dialect == 'C' else 'v.s{:x}'
+    form, lane = FOLD[name].replace('{t}',
+                                    suffix(dtype, 1)), 'v[{}]' if dialect == 'C' else 'v.s{:x}'
     half = n // 2
-    lines = [f'{{S}} a{i} = {form.format(lane.format(i), lane.format(i + half))};' for i in range(half)]
-    while (half := half // 2): lines += [f'a{i} = {form.format(f"a{i}", f"a{i + half}")};' for i in range(half)]
+    lines = [f'{{S}} a{i} = {form.format(lane.format(i), lane.format(i + half))};'
+             for i in range(half)]
+    while (half := half // 2): lines += [f'a{i} = {form.format(f"a{i}", f"a{i + half}")};'
+                                         for i in range(half)]
     return lines
 
 # %% ../../nbs/codegen/23_render.ipynb #c169
@@ -563,7 +603,8 @@ def fold_helper(name: str, dtype: DType, n: int, dialect: str) -> str:
     "A helper that folds lanes to one number"
     lines = fold_steps(name, dtype, n, dialect)
     rows = [' '.join(lines[i:i + 3]) for i in range(0, len(lines), 3)]
-    return fill(function(f'{{S}} {name}_{{t}}({{T}} v)', '\n  '.join([*rows, 'return a0;'])), dtype, n, dialect)
+    return fill(function(f'{{S}} {name}_{{t}}({{T}} v)', '\n  '.join([*rows, 'return a0;'])), dtype,
+                n, dialect)
 
 # %% ../../nbs/codegen/23_render.ipynb #c172
 BY_SUFFIX = {short: dtype for dtype, (_, _, short) in TYPES.items()}
@@ -582,20 +623,26 @@ def whole_helper(a: str, b: str, dialect: str) -> str:
 def convert_helper(a: str, b: str, n: int, dialect: str) -> str:
     "A helper that casts lanes"
     X, Y = (type_name(BY_SUFFIX[s], n, dialect) for s in (a, b))
-    body = f'return __builtin_convertvector(x, {Y});' if dialect == 'C' else f'return convert_{Y}(x);'
+    body = (f'return __builtin_convertvector(x, {Y});' if dialect == 'C'
+            else f'return convert_{Y}(x);')
     return function(f'{Y} {a}x{n}_to_{b}x{n}({X} x)', body)
 
 # %% ../../nbs/codegen/23_render.ipynb #c178
 SHORT_FLOATS: dict[str, tuple[str, str]] = {
-    'f16_to_f32': ('float f16_to_f32(ushort h)', """uint sign = (uint)(h & 0x8000) << 16, a = h & 0x7fff;
-  uint normal = (a + (112 << 10)) << 13, odd = a << 13 | 0x7f800000, tiny = bits_f32_u32(a * 0x1p-24f);
+    'f16_to_f32': ('float f16_to_f32(ushort h)',
+                   """uint sign = (uint)(h & 0x8000) << 16, a = h & 0x7fff;
+  uint normal = (a + (112 << 10)) << 13, odd = a << 13 | 0x7f800000;
+  uint tiny = bits_f32_u32(a * 0x1p-24f);
   return bits_u32_f32(sign | (a >= 0x7c00 ? odd : a < 0x400 ? tiny : normal));"""),
-    'f32_to_f16': ('ushort f32_to_f16(float x)', """uint b = bits_f32_u32(x), sign = b >> 16 & 0x8000, a = b & 0x7fffffff;
-  uint tiny = bits_f32_u32(bits_u32_f32(a) + 0.5f) - 0x3f000000, odd = a > 0x7f800000 ? 0x7e00 : 0x7c00;
+    'f32_to_f16': ('ushort f32_to_f16(float x)',
+                   """uint b = bits_f32_u32(x), sign = b >> 16 & 0x8000, a = b & 0x7fffffff;
+  uint tiny = bits_f32_u32(bits_u32_f32(a) + 0.5f) - 0x3f000000;
+  uint odd = a > 0x7f800000 ? 0x7e00 : 0x7c00;
   uint normal = (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13;
   return sign | (a >= 0x477ff000 ? odd : a < 0x38800000 ? tiny : normal);"""),
     'bf16_to_f32': ('float bf16_to_f32(ushort h)', 'return bits_u32_f32((uint)h << 16);'),
-    'f32_to_bf16': ('ushort f32_to_bf16(float x)', """uint b = bits_f32_u32(x), rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
+    'f32_to_bf16': ('ushort f32_to_bf16(float x)',
+                    """uint b = bits_f32_u32(x), rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
   return (b & 0x7fffffff) > 0x7f800000 ? b >> 16 | 0x40 : rounded;"""),
     'round_f16': ('float round_f16(float x)', 'return f16_to_f32(f32_to_f16(x));'),
     'round_bf16': ('float round_bf16(float x)', 'return bf16_to_f32(f32_to_bf16(x));')}
@@ -607,7 +654,8 @@ def memory_form(a: str, x: str) -> str:
 
 def register_form(b: str, B: str, x: str) -> str:
     "Text of what memory holds in the form it has in a register"
-    return f'{b}_to_f32((ushort){x})' if b in ('f16', 'bf16') else f'{x} != 0' if b == 'b' else f'({B}){x}'
+    return f'{b}_to_f32((ushort){x})' if b in ('f16',
+                                               'bf16') else f'{x} != 0' if b == 'b' else f'({B}){x}'
 
 # %% ../../nbs/codegen/23_render.ipynb #c185
 def bits_helper(a: str, b: str, dialect: str) -> str:
@@ -630,7 +678,8 @@ def helper(word: str, dialect: str) -> str:
     "The helper that a word names, or nothing where it names none"
     if word in SHORT_FLOATS: return function(*SHORT_FLOATS[word])
     if m := CASTS.fullmatch(word):
-        return convert_helper(m[1], m[3], int(m[2]), dialect) if m[2] else whole_helper(m[1], m[3], dialect)
+        return convert_helper(m[1], m[3], int(m[2]), dialect) if m[2] else whole_helper(m[1], m[3],
+                                                                                        dialect)
     if m := BITS.fullmatch(word): return bits_helper(m[1], m[2], dialect)
     if not (m := OTHER.fullmatch(word)): return ''
     make = fold_helper if m[1] in FOLD else two_operands if (m[1], 'int') in TWO else lane_helper
@@ -654,16 +703,18 @@ def parameter(a: Argument, dialect: str) -> str:
     "The declaration of a kernel's parameter"
     t = TYPES[a.dtype][DIALECTS.index(dialect)]
     if a.slot < 0: return f'{t} {a.name}'
-    return f'{"__global " * (dialect == "OPENCL")}{"" if a.written else "const "}{t} *restrict {a.name}'
+    space, const = '__global ' * (dialect == 'OPENCL'), '' if a.written else 'const '
+    return f'{space}{const}{t} *restrict {a.name}'
 
 # %% ../../nbs/codegen/23_render.ipynb #c199
 def parameters(w: Writer, threaded: bool) -> list[str]:
-    "The declarations of all parameters: buffers, their offsets in OpenCL, variables, a thread's share in C"
+    "The declarations of all parameters: buffers, OpenCL's offsets, variables, a thread's share"
     buffers = [a for a in w.arguments.values() if a.slot >= 0]
     scalars = [a for a in w.arguments.values() if a.slot < 0]
     offsets = [f'int {a.name}_at' for a in buffers] if w.dialect == 'OPENCL' else []
     share = ['long start', 'long stop'] if threaded and w.dialect == 'C' else []
-    return [parameter(a, w.dialect) for a in buffers] + offsets + [parameter(a, w.dialect) for a in scalars] + share
+    return [parameter(a, w.dialect) for a in buffers] + offsets + [parameter(a, w.dialect)
+                                                                   for a in scalars] + share
 
 # %% ../../nbs/codegen/23_render.ipynb #c202
 def header(w: Writer, name: str, threaded: bool) -> str:
@@ -731,6 +782,8 @@ def kernel(ast: UOp, target: Target, dialect: str) -> Kernel:
     name = f'{kernel_name(ast)}_{sha256(source.encode()).hexdigest()[:10]}'
     bound = lambda r: r.src[0].arg if r.src[0].op is Ops.CONST else r.src[0]
     thread = [bound(r) for r in kinds(instructions, AxisType.THREAD)] if dialect == 'C' else []
-    grid = [bound(r) for r in kinds(instructions, AxisType.GLOBAL)[::-1]] if dialect == 'OPENCL' else []
+    grid = [bound(r)
+            for r in kinds(instructions, AxisType.GLOBAL)[::-1]] if dialect == 'OPENCL' else []
     return Kernel(name, source.replace('KERNEL', name), tuple(arguments(instructions).values()),
-                  thread[0] if thread else 0, tuple(grid), operations(ast), traffic(ast), tuple(reasons))
+                  thread[0] if thread else 0, tuple(grid),
+                  operations(ast), traffic(ast), tuple(reasons))

@@ -153,7 +153,7 @@ def rescue(cell: Cell, needs: Collection[UOp], old: dict, copies: dict, moved: d
 def stale_round(results: Sequence[UOp], done: dict, copies: dict, moved: dict) -> list:
     "Results that have to join the program because they read what it overwrites"
     old, wanted = {w.src[0]: None for w in done}, {stored_part(r) for r in results}
-    outside = [c for c in reading(live(), old) if c.state not in done]
+    outside = [c for c in reading(live(), old) if c.state in old or c.state not in done]
     needs = reads_old([c.state for c in outside], done, old)
     late = held_up(needs, old)
     joined = [w for w in late if is_write(w)]

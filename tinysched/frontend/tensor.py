@@ -163,7 +163,8 @@ class Indices(Operands):
 
     def _index_value(self, i: Any) -> Any:
         if not isinstance(i, (list, tuple, np.ndarray)): return self._wrap(i)
-        dt = None if np.size(i) or isinstance(i, np.ndarray) else dtypes.int32   # [] is of ints here
+        # [] is of ints here
+        dt = None if np.size(i) or isinstance(i, np.ndarray) else dtypes.int32
         return type(self)(i, device=self.cell.device, dtype=dt)   # type: ignore[call-arg]
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c37

@@ -548,9 +548,8 @@ def short(arg: Any) -> str:
     "An argument as a reader wants it"
     if isinstance(arg, ParamArg):
         return arg.name or f'{arg.slot}' + (f' {arg.device}' if arg.device else '')
-    if isinstance(arg, Enum): return arg.name
     if isinstance(arg, float): return str(float(f'{arg:.7g}'))
-    if hasattr(arg, '_fields'): return getattr(arg, 'name', '')
+    if isinstance(arg, Enum) or hasattr(arg, '_fields'): return getattr(arg, 'name', '')
     if isinstance(arg, tuple): return f'({", ".join(map(short, arg))}{"," * (len(arg) == 1)})'
     return str(arg)
 

@@ -36,7 +36,7 @@ from typing import Any, Self
 
 from ..helpers import flatten, prod
 from .dtype import (DType, dtypes, from_py, least_upper_dtype, least_upper_float,
-                                sum_acc_dtype)
+                                sum_acc_dtype, to_dtype)
 
 NUMBERS = {bool, int, float}   # plain Python numbers
 
@@ -1495,7 +1495,7 @@ class Products(Gathering):
         "The matrix product with w; a vector is a row on the left and a column on the right"
         if (b := self._wrap(w)) is None: known('matmul', NotImplemented, self, w)
         check_matmul(self.shape, b.shape)
-        out = meeting(self, b) if dtype is None else dtype
+        out = meeting(self, b) if dtype is None else to_dtype(dtype)
         a, b = (converted(v, sum_acc_dtype(out)) for v in (self, b))
         if b.ndim > 1: b = b.transpose(-1, -2)
         if a.ndim > 1 and b.ndim > 1: a, b = a.unsqueeze(-2), b.unsqueeze(-3)

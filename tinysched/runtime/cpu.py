@@ -28,7 +28,7 @@ from .device import HostCopies, HostMemory, Limits, Machine, Runner, Unavailable
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c9
 def compiler() -> list[str]:
-    "The command of the C compiler: $CC, cc, clang or gcc, whichever is first found; [] where none is"
+    "The command of the C compiler: the first found of $CC, cc, clang, gcc; [] where none is"
     for name in (os.environ.get('CC', ''), 'cc', 'clang', 'gcc'):
         words = shlex.split(name)
         if words and shutil.which(words[0]): return words
@@ -38,7 +38,8 @@ def compiler() -> list[str]:
 def available() -> tuple[bool, str]:
     "Whether kernels can be compiled here, and if not, one sentence on what to do"
     if compiler(): return True, ''
-    return False, ('CPU needs a C compiler and found none: install one (on Debian and Ubuntu, apt install gcc) '
+    return False, ('CPU needs a C compiler and found none: '
+                   'install one (on Debian and Ubuntu, apt install gcc) '
                    'or set CC to its path.')
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c15
@@ -49,7 +50,8 @@ OUTPUT = '-shared', '-fPIC', '-w', '-x', 'c', '-'
 @lru_cache(None)
 def version(command: tuple[str, ...]) -> str:
     "What the compiler says about itself"
-    return subprocess.run([*command, '--version'], capture_output=True, text=True, check=False).stdout
+    return subprocess.run([*command, '--version'], capture_output=True, text=True,
+                          check=False).stdout
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c18
 OF_GCC = '-fvect-cost-model=dynamic', '-fno-thread-jumps'
@@ -73,7 +75,8 @@ def processor() -> str:
 def digest(source: str) -> str:
     "Name of a compiled kernel's file: everything that its bytes depend on"
     command = tuple(compiler())
-    return sha256('\0'.join((source, *command, *flags(), version(command), processor())).encode()).hexdigest()
+    return sha256('\0'.join((source, *command, *flags(), version(command),
+                             processor())).encode()).hexdigest()
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c27
 def join(sources: Iterable[str]) -> str:
@@ -87,7 +90,8 @@ def explain_failure(source: str, message: str) -> RuntimeError:
     with tempfile.NamedTemporaryFile('w', prefix='tinysched-', suffix='.c', delete=False) as f:
         f.write(source + '\n/* ' + message.replace('*/', '* /') + '*/\n')
     first = next((line for line in message.splitlines() if 'error' in line), message[:200])
-    return RuntimeError(f'C compiler refused a kernel: {first}. Source and messages are in {f.name}')
+    return RuntimeError(f'C compiler refused a kernel: {first}. '
+                        f'Source and messages are in {f.name}')
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c33
 def compile_source(source: str) -> bytes:
@@ -95,7 +99,8 @@ def compile_source(source: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix='tinysched-') as folder:
         out = os.path.join(folder, 'kernels.so')
         command = [*compiler(), *flags(), '-o', out, '-lm']
-        result = subprocess.run(command, input=source, capture_output=True, text=True, errors='replace', check=False)
+        result = subprocess.run(command, input=source, capture_output=True, text=True,
+                                errors='replace', check=False)
         if result.returncode: raise explain_failure(source, result.stderr)
         return Path(out).read_bytes()
 
@@ -188,7 +193,8 @@ def from_disk(names: dict[str, str]) -> None:
     with suppress(OSError):
         folder = object_folder()
         for d, name in names.items():
-            if d not in loaded and whole_file(path := folder / f'{d}.so', seen): loaded[d] = function(path, name)
+            if d not in loaded and whole_file(path := folder / f'{d}.so', seen):
+                loaded[d] = function(path, name)
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c66
 def fresh(missing: dict[str, tuple[str, str]]) -> None:
@@ -197,7 +203,8 @@ def fresh(missing: dict[str, tuple[str, str]]) -> None:
     loaded.update(zip(missing, load_bytes(data, [name for name, _ in missing.values()])))
     if not CCACHE: return
     try: folder = object_folder(create=True)
-    except OSError as e: return print(f'tinysched: compiled kernels are not kept: {e}', file=sys.stderr)
+    except OSError as e: return print(f'tinysched: compiled kernels are not kept: {e}',
+                                      file=sys.stderr)
     keep(folder, list(missing), data)
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c69
@@ -220,7 +227,8 @@ def pool() -> ThreadPoolExecutor:
     "The threads that help the one that asks"
     return ThreadPoolExecutor(max(1, workers() - 1), 'tinysched')
 
-if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=pool.cache_clear)   # threads do not fork
+# threads do not fork
+if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=pool.cache_clear)
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c83
 def shares(steps: int, n: int) -> list[tuple[int, int]]:
@@ -237,11 +245,13 @@ def spread(f: Callable, args: Sequence[Any], steps: int, n: int) -> None:
     for h in helpers: h.result()
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c89
-SCALARS = {'float32': ctypes.c_float, 'float64': ctypes.c_double, 'int32': ctypes.c_int, 'bool': ctypes.c_uint8}
+SCALARS = {'float32': ctypes.c_float, 'float64': ctypes.c_double, 'int32': ctypes.c_int,
+           'bool': ctypes.c_uint8}
 
 def signature(k: Kernel) -> list[Any]:
     "The C types of a kernel's arguments"
-    types = [ctypes.c_void_p if a.slot >= 0 else SCALARS.get(a.dtype.name, ctypes.c_long) for a in k.arguments]
+    types = [ctypes.c_void_p if a.slot >= 0 else SCALARS.get(a.dtype.name, ctypes.c_long)
+             for a in k.arguments]
     return types + [ctypes.c_long] * (2 if k.threads else 0)
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c92
@@ -249,7 +259,8 @@ def step_count(k: Kernel, values: Sequence[int]) -> int:
     "Steps of the threaded loop, which may depend on variables"
     if not isinstance(k.threads, UOp): return k.threads
     value = dict(zip(k.variables, values))
-    return evaluate(k.threads, {p: value[p.arg.name] for p in k.threads.toposort() if p.op is Ops.PARAM})
+    return evaluate(k.threads,
+                    {p: value[p.arg.name] for p in k.threads.toposort() if p.op is Ops.PARAM})
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c95
 def launcher(k: Kernel, f: Any, threads: int) -> Callable:
@@ -281,5 +292,7 @@ class CPU(HostCopies, HostMemory, Machine):
         "A runner for each kernel; what is new is compiled in one call"
         made = [kernel(ast, self.target, 'C') for ast in kernels]
         functions = compile_many([(k.name, k.source) for k in made])
-        if DEBUG >= 3: print('\n'.join(f'{k.name}: {r.what}, because {r.why}' for k in made for r in k.reasons))
-        return [Runner(launcher(k, f, self.target.threads), k.variables, k.source) for k, f in zip(made, functions)]
+        if DEBUG >= 3: print('\n'.join(f'{k.name}: {r.what}, because {r.why}' for k in made
+                                       for r in k.reasons))
+        return [Runner(launcher(k, f, self.target.threads), k.variables, k.source) for k,
+                f in zip(made, functions)]
