@@ -72,11 +72,13 @@ interning = threading.RLock()   # held while the table changes
 class Line(weakref.ref):
     "A line of the table: looks at a node without holding it, and knows its key"
     __slots__ = ('key',)
+    key: tuple
 
 def forget(line: Any) -> None:
     "None; the line of a node that is gone is taken out"
+    key = line.key
     with interning:
-        if interned.get(line.key) is line: del interned[line.key]
+        if interned.get(key) is line: del interned[key]
 
 # %% ../../nbs/ir/03_uop.ipynb #c40
 class Node(Fields):
