@@ -409,7 +409,7 @@ def test_equal_kernels_compile_once(monkeypatch):
     asked = []
     compile_ = type(Device['PYTHON']).compile
     monkeypatch.setattr(type(Device['PYTHON']), 'compile', lambda self, asts: asked.append(len(asts)) or compile_(self, asts))
-    k1, k2 = elementwise(lambda x: mul(x, c(17.0, f32)), 4, f32), elementwise(lambda x: mul(x, c(18.0, f32)), 4, f32)
+    k1, k2 = elementwise(lambda x: mul(x, c(1017.5, f32)), 4, f32), elementwise(lambda x: mul(x, c(1018.5, f32)), 4, f32)
     a, b, d = (filled('PYTHON', rnd(4)) for _ in range(3))
     lin = linear(k1.call(a, b), k2.call(b, d), k1.call(d, a))
     assert compile_linear(lin) is lin

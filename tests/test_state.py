@@ -733,3 +733,27 @@ def test_a_write_to_a_bare_cell():
     write(cell, ((Ops.SHRINK, ((1, 3),)),), UOp.const(dtypes.int32, 7)._movement(Ops.RESHAPE, (1,))._movement(Ops.EXPAND, (2,)))
     state.realize([cell])
     assert buffer_of(cell.state).numpy().tolist() == [0, 7, 7, 0]
+
+
+def test_M10_a_schedule_whose_inputs_were_overwritten_is_refused():
+    x = memory(1, 2)
+    y = x + 1
+    linear = y.schedule_linear()
+    x.assign(x * 100).realize()
+    with pytest.raises(RuntimeError, match='has been overwritten since it was made'): run_linear(linear)
+    equal(x, [100, 200])
+
+
+def test_M10_a_schedule_may_be_looked_at_and_forgotten_and_run_twice():
+    x = memory(1, 2)
+    for _ in range(3): (x + 1).schedule_linear()   # looked at only
+    x += 1
+    equal(x, [2, 3])
+    y = memory(0, 0)
+    y.assign(x + 1)
+    linear = y.schedule_linear()
+    run_linear(linear)
+    x += 10
+    x.realize()
+    run_linear(linear)                             # again, on what is there now
+    equal(y, [13, 14])

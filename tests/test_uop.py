@@ -80,10 +80,10 @@ def test_a_freed_graph_leaves_the_table():
 
 def test_a_held_part_stays():
     part = buffer(4) + 1
-    whole = part * 2
+    whole = part * 7654.5   # a constant that nothing else holds
     shape, number = whole.shape, len(interned)
     del whole
-    assert shape == (4,) and len(interned) == number - 2   # the product and the constant 2
+    assert shape == (4,) and len(interned) == number - 2   # the product and the constant
     assert part + 0 is part + 0 and interned.get((part.op, part.dtype, part.src, None, None))() is part
 
 
@@ -450,3 +450,21 @@ def test_a_node_prints_as_one_line():
     assert repr(UOp.range(4, 0)) == 'RANGE index (0, LOOP)' and repr(UOp.variable('n', 1, 4)) == 'PARAM index n'
     assert short((KernelInfo('k'), AxisType.LOOP, (1,))) == '(k, LOOP, (1,))'
     assert '\n' not in repr(chain(1000))
+
+
+def test_threads_get_one_object_while_others_drop_it():
+    "Nodes die and are made again all the time; a node on its way out is never handed out"
+    x, wrong, interval = UOp.variable('x', 0, 9), [], sys.getswitchinterval()
+    def job():
+        for i in range(8000):
+            a, b = x + i % 7, x + i % 7
+            c = a * 3
+            if a is not b or c.src[0] is not x + i % 7: wrong.append(i)
+            del a, b, c
+    threads = [threading.Thread(target=job) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for t in threads: t.start()
+        for t in threads: t.join()
+    finally: sys.setswitchinterval(interval)
+    assert wrong == []

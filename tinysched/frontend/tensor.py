@@ -32,7 +32,7 @@ from ..ir.uop import UOp
 from ..ir.vocabulary import (NUMBERS, Ops, Vocabulary, broadcast_shape, is_value, sizes,
                                      spell_out)
 from . import state
-from .state import Cell, View, view_of
+from .state import Cell, View, atomic, view_of
 from ..runtime.device import Device, host_buffer
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c7
@@ -118,16 +118,19 @@ class Computing(Making, Vocabulary):
     @property
     def dtype(self) -> DType: return self.uop.dtype
     def _alu(self, op: Ops, *srcs: Any) -> Self:
-        us = [s.uop if isinstance(s, Making) else s for s in srcs]
-        return self._value(us[0]._alu(op, *us), one_place(op, srcs))
+        with state.lock:
+            us = [s.uop if isinstance(s, Making) else s for s in srcs]
+            return self._value(us[0]._alu(op, *us), one_place(op, srcs))
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c25
 class Folding(Computing):
     "More hooks that make values"
     __slots__ = ()
+    @atomic
     def _reduce(self, op: Ops, axes: tuple) -> Self:
         return self._value(self.uop._reduce(op, axes), self.cell.hint)
 
+    @atomic
     def _snapshot(self) -> Self: return self._value(self.uop, self.cell.hint)
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c28
@@ -135,9 +138,11 @@ class Moving(Folding):
     "Hooks that make aliases"
     __slots__ = ()
     def _movement(self, op: Ops, arg: tuple) -> Self:
-        u = self.uop._movement(op, arg)
-        return self._value(u, self.cell.hint) if op is Ops.PAD else self._alias((op, arg), u)
+        with state.lock:
+            u = self.uop._movement(op, arg)
+            return self._value(u, self.cell.hint) if op is Ops.PAD else self._alias((op, arg), u)
 
+    @atomic
     def _pad_view(self, pairs: tuple) -> Self:
         return self._alias((Ops.PAD, pairs), self.uop._movement(Ops.PAD, pairs))
 
@@ -179,6 +184,7 @@ def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
 class Types(Indices):
     "Other dtypes"
     __slots__ = ()
+    @atomic
     def cast(self, dtype: Any) -> Self:
         "The value in another dtype"
         return self._value(self.uop.cast(to_dtype(dtype)), self.cell.hint)
@@ -187,6 +193,7 @@ class Types(Indices):
 class Recasting(Types):
     "The same bytes under another name"
     __slots__ = ()
+    @atomic
     def bitcast(self, dtype: Any) -> Self:
         "The same bytes read as another dtype: a view"
         check_bitcast(self.shape, self.dtype, dt := to_dtype(dtype))
@@ -196,6 +203,7 @@ class Recasting(Types):
 class Detaching(Recasting):
     "Hiding from gradients"
     __slots__ = ()
+    @atomic
     def detach(self) -> Self:
         "The same storage, hidden from gradients: a view"
         new = self._alias((Ops.DETACH, ()), self.uop._alu(Ops.DETACH, self.uop))
@@ -223,6 +231,7 @@ class Devices(BackwardHints):
 class Travelling(Devices):
     "From one device to another"
     __slots__ = ()
+    @atomic
     def to(self, device: Any) -> Self:
         "The value on another device; on the same one a view"
         name, u = Device.canonicalize(device), self.uop
@@ -234,6 +243,7 @@ class Travelling(Devices):
 class Snapshots(Travelling):
     "Memory of its own"
     __slots__ = ()
+    @atomic
     def contiguous(self) -> Self:
         "A snapshot of the value in memory of its own"
         u = self.uop
@@ -347,6 +357,7 @@ class Storing(Truth):
 class Writing(Storing):
     "Assignment: the view of the cell's state gets a new value"
     __slots__ = ()
+    @atomic
     def assign(self, x: Any) -> Self:
         "The tensor itself with a new value, seen by all views of its storage"
         value = self._stored('assign', x, type(x) in NUMBERS)
@@ -357,6 +368,7 @@ class Writing(Storing):
 class SettingItems(Writing):
     "Assignment to a part"
     __slots__ = ()
+    @atomic
     def __setitem__(self, index: Any, x: Any) -> None:
         if any(map(is_value, map(self._entry, spell_out(self.shape, index)))):
             return self._scatter(index, x)
@@ -413,6 +425,7 @@ def extension(name: str) -> Callable:
 class Differentiable(BitIncrements):
     "Gradients, which a later chapter computes"
     __slots__ = ()
+    @atomic
     def backward(self, gradient: Any = None, retain_graph: bool = False) -> Self:
         "The tensor itself; what it was computed from has its `.grad`"
         return extension('backward')(self, gradient)
@@ -421,6 +434,7 @@ class Differentiable(BitIncrements):
 class Slopes(Differentiable):
     "Gradients as results"
     __slots__ = ()
+    @atomic
     def gradient(self, *targets: Any, gradient: Any = None) -> list:
         "The gradients with respect to the targets"
         return extension('gradient')(self, *targets, gradient=gradient)

@@ -67,12 +67,13 @@ class Fields:
     op: Ops; dtype: DType; src: tuple; arg: Any; tag: Any; _simplified: Any; _storage: Any
 
 # %% ../../nbs/ir/03_uop.ipynb #c37
-interning = threading.RLock()   # held while the table changes
-
 class Line(weakref.ref):
     "A line of the table: looks at a node without holding it, and knows its key"
     __slots__ = ('key',)
     key: tuple
+
+# %% ../../nbs/ir/03_uop.ipynb #c40
+interning = threading.RLock()   # held where a line is taken out or replaced
 
 def forget(line: Any) -> None:
     "None; the line of a node that is gone is taken out"
@@ -80,7 +81,7 @@ def forget(line: Any) -> None:
     with interning:
         if interned.get(key) is line: del interned[key]
 
-# %% ../../nbs/ir/03_uop.ipynb #c40
+# %% ../../nbs/ir/03_uop.ipynb #c43
 class Node(Fields):
     "The same object for the same five fields"
     __slots__ = ()
@@ -94,16 +95,17 @@ class Node(Fields):
         self.op, self.dtype, self.src, self.arg, self.tag = op, dtype, src, arg, tag
         mine = Line(self, forget)
         mine.key = key
-        with interning:
-            line = interned.get(key)
-            if line is not None and (node := line()) is not None: return node
+        if interned.setdefault(key, mine) is mine: return self
+        with interning:   # somebody was faster, or a node is on its way out
+            node = interned.setdefault(key, mine)()
+            if node is not None: return node
             interned[key] = mine
-        return self
+            return self
 
-# %% ../../nbs/ir/03_uop.ipynb #c43
+# %% ../../nbs/ir/03_uop.ipynb #c46
 slots = itertools.count()  # numbers for storage, never used twice
 
-# %% ../../nbs/ir/03_uop.ipynb #c48
+# %% ../../nbs/ir/03_uop.ipynb #c51
 class Constants(Node):
     "Values without storage"
     __slots__ = ()
@@ -119,7 +121,7 @@ class Constants(Node):
         "The numbers 0 .. n - 1, wherever they are read"
         return UOp(Ops.ARANGE, dtype, (), n)
 
-# %% ../../nbs/ir/03_uop.ipynb #c51
+# %% ../../nbs/ir/03_uop.ipynb #c54
 class Storage(Node):
     "Places for values"
     __slots__ = ()
@@ -139,7 +141,7 @@ class Storage(Node):
         "Positional argument of a CALL's body"
         return UOp(Ops.PARAM, dtype, (), ParamArg(slot, tuple(shape), device))
 
-# %% ../../nbs/ir/03_uop.ipynb #c54
+# %% ../../nbs/ir/03_uop.ipynb #c57
 class Loops(Node):
     "Loops"
     __slots__ = ()
@@ -154,7 +156,7 @@ class Loops(Node):
         if not loops: return self  # type: ignore[return-value]
         return UOp(Ops.END, dtypes.void, (self, *loops))
 
-# %% ../../nbs/ir/03_uop.ipynb #c57
+# %% ../../nbs/ir/03_uop.ipynb #c60
 class Variables(Node):
     "Scalars whose value is given later"
     __slots__ = ()
@@ -167,7 +169,7 @@ class Variables(Node):
             f'Variable {name}: lower bound {vmin} is above upper bound {vmax}')
         return UOp(Ops.PARAM, dtype, (), ParamArg(-1, (), None, name, vmin, vmax, divisor))
 
-# %% ../../nbs/ir/03_uop.ipynb #c60
+# %% ../../nbs/ir/03_uop.ipynb #c63
 class Binding(Variables):
     "Variables with a value"
     __slots__ = ()
@@ -186,7 +188,7 @@ class Binding(Variables):
             raise ValueError(f'unbind of a {self.op.name}: wanted a bound Variable')
         return self.src[0], self.src[1].arg
 
-# %% ../../nbs/ir/03_uop.ipynb #c63
+# %% ../../nbs/ir/03_uop.ipynb #c66
 class Effects(Node):
     "Writing and ordering"
     __slots__ = ()
@@ -204,7 +206,7 @@ class Effects(Node):
         "Element access"
         return UOp(Ops.INDEX, self.dtype, (self, *idx))
 
-# %% ../../nbs/ir/03_uop.ipynb #c66
+# %% ../../nbs/ir/03_uop.ipynb #c69
 class Calls(Node):
     "Programs and their invocations"
     __slots__ = ()
@@ -217,7 +219,7 @@ class Calls(Node):
         "Invocation of this body"
         return UOp(Ops.CALL, dtypes.void, (self, *args), CallInfo(name, precompile))
 
-# %% ../../nbs/ir/03_uop.ipynb #c71
+# %% ../../nbs/ir/03_uop.ipynb #c74
 class Walks(Node):
     "Going through a graph, never by recursion"
     __slots__ = ()
@@ -235,7 +237,7 @@ class Walks(Node):
             if enter is None or enter(u): stack.extend(s for s in u.src[::-1] if s not in seen)
         return done
 
-# %% ../../nbs/ir/03_uop.ipynb #c74
+# %% ../../nbs/ir/03_uop.ipynb #c77
 class Replacing(Node):
     "Changing one node"
     __slots__ = ()
@@ -245,7 +247,7 @@ class Replacing(Node):
         fields = dict(op=self.op, dtype=self.dtype, src=self.src, arg=self.arg, tag=self.tag)
         return UOp(**fields | changes)
 
-# %% ../../nbs/ir/03_uop.ipynb #c77
+# %% ../../nbs/ir/03_uop.ipynb #c80
 class Rebuilds(Walks):
     "Making a changed copy of a graph"
     __slots__ = ()
@@ -264,7 +266,7 @@ class Rebuilds(Walks):
             done[u] = u if src == u.src else UOp(u.op, u.dtype, src, u.arg, u.tag)
         return done[self]
 
-# %% ../../nbs/ir/03_uop.ipynb #c80
+# %% ../../nbs/ir/03_uop.ipynb #c83
 def split_symbols(arg: tuple) -> tuple[tuple, tuple]:
     "The argument with None for each UOp, and these UOps in order"
     symbols: list = []
@@ -274,13 +276,13 @@ def split_symbols(arg: tuple) -> tuple[tuple, tuple]:
         symbols.append(a)
     return plain(arg), tuple(symbols)
 
-# %% ../../nbs/ir/03_uop.ipynb #c83
+# %% ../../nbs/ir/03_uop.ipynb #c86
 def fill_symbols(arg: tuple, symbols: Iterator) -> tuple:
     "The argument with its UOps back in their places"
     return tuple(fill_symbols(a, symbols) if isinstance(a, tuple)
                  else next(symbols) if a is None else a for a in arg)
 
-# %% ../../nbs/ir/03_uop.ipynb #c86
+# %% ../../nbs/ir/03_uop.ipynb #c89
 class Looks(Node):
     "Questions about one node"
     __slots__ = ()
@@ -297,7 +299,7 @@ class Looks(Node):
         while u.op in GroupOp.Movement: u = u.src[0]
         return u
 
-# %% ../../nbs/ir/03_uop.ipynb #c89
+# %% ../../nbs/ir/03_uop.ipynb #c92
 ON_STORAGE = GroupOp.Movement | {Ops.AFTER, Ops.BITCAST}
 
 class Owned(Node):
@@ -316,7 +318,7 @@ class Owned(Node):
         for s in states: s._storage = found
         return found
 
-# %% ../../nbs/ir/03_uop.ipynb #c92
+# %% ../../nbs/ir/03_uop.ipynb #c95
 def derive(u: Any, rule: Callable, slot: str) -> Any:
     "A fact about the node, worked out for all below it that lack it"
     stack = [u]
@@ -329,7 +331,7 @@ def derive(u: Any, rule: Callable, slot: str) -> Any:
         if ready: setattr(stack.pop(), slot, rule(v))
     return getattr(u, slot)
 
-# %% ../../nbs/ir/03_uop.ipynb #c95
+# %% ../../nbs/ir/03_uop.ipynb #c98
 def fact(rule: Callable) -> property:
     "A property computed once per node by `rule`, sources first, without recursion"
     slot = '_' + rule.__name__
@@ -340,7 +342,7 @@ def fact(rule: Callable) -> property:
         except AttributeError: return derive(u, rule, slot)
     return property(get, doc=rule.__doc__)
 
-# %% ../../nbs/ir/03_uop.ipynb #c98
+# %% ../../nbs/ir/03_uop.ipynb #c101
 def moved_shape(u: 'UOp') -> tuple:
     "Shape that a movement op gives its source"
     shape, arg = u.src[0].shape, u.marg
@@ -350,13 +352,13 @@ def moved_shape(u: 'UOp') -> tuple:
     if u.op is Ops.SHRINK: return tuple(end - start for start, end in arg)
     return shape
 
-# %% ../../nbs/ir/03_uop.ipynb #c101
+# %% ../../nbs/ir/03_uop.ipynb #c104
 def bitcast_shape(u: 'UOp') -> tuple:
     "Shape of a BITCAST: the last axis holds the same bytes"
     shape, old, new = u.src[0].shape, u.src[0].dtype.itemsize, u.dtype.itemsize
     return shape if old == new or not shape else (*shape[:-1], shape[-1] * old // new)
 
-# %% ../../nbs/ir/03_uop.ipynb #c104
+# %% ../../nbs/ir/03_uop.ipynb #c107
 def reduced_shape(u: 'UOp') -> tuple:
     "Shape of a REDUCE: reduced axes have size 1"
     return tuple(1 if i in u.arg[1] else n for i, n in enumerate(u.src[0].shape))
@@ -365,7 +367,7 @@ def common_shape(u: 'UOp') -> tuple:
     "Shape of the sources that are not scalars"
     return next((s.shape for s in u.src if s.shape), ())
 
-# %% ../../nbs/ir/03_uop.ipynb #c107
+# %% ../../nbs/ir/03_uop.ipynb #c110
 SCALAR = {Ops.CONST, Ops.RANGE, Ops.INDEX, Ops.BIND, Ops.LOAD, Ops.ACC}
 SHAPELESS = {Ops.SINK, Ops.STORE, Ops.CALL, Ops.LINEAR, Ops.END, Ops.PROGRAM, Ops.ASSIGN}
 SHAPES: dict[Ops, Callable] = {
@@ -380,7 +382,7 @@ def shape(u: 'UOp') -> tuple | None:
     if rule is not None: return rule(u)
     return u.src[0].shape if u.src else None
 
-# %% ../../nbs/ir/03_uop.ipynb #c110
+# %% ../../nbs/ir/03_uop.ipynb #c113
 def device(u: 'UOp') -> Any:
     "Device the value is on; None where it can be computed anywhere"
     if u.op in (Ops.BUFFER, Ops.ALLOC, Ops.PARAM): return u.arg.device
@@ -394,7 +396,7 @@ def device(u: 'UOp') -> Any:
         found = found or d
     return found
 
-# %% ../../nbs/ir/03_uop.ipynb #c113
+# %% ../../nbs/ir/03_uop.ipynb #c116
 NO_RANGES: frozenset = frozenset()
 
 def ranges(u: 'UOp') -> frozenset:
@@ -407,13 +409,13 @@ def ranges(u: 'UOp') -> frozenset:
     if u.op in (Ops.REDUCE, Ops.END) and len(u.src) > 1: found = found.difference(u.src[1:])
     return found
 
-# %% ../../nbs/ir/03_uop.ipynb #c116
+# %% ../../nbs/ir/03_uop.ipynb #c119
 def corners(fn: Callable, a: tuple, b: tuple) -> tuple[int, int]:
     "Least and largest value of `fn` at the corners of two intervals"
     values = [fn(x, y) for x in a for y in b]
     return min(values), max(values)
 
-# %% ../../nbs/ir/03_uop.ipynb #c119
+# %% ../../nbs/ir/03_uop.ipynb #c122
 def floor_div(x: int, y: int) -> int:
     "Quotient rounded down; 0 where the divisor is 0"
     return x // y if y else 0
@@ -424,14 +426,14 @@ def div_bounds(a: tuple, b: tuple) -> tuple[int, int]:
     values = [floor_div(x, y) for x in a for y in ends]
     return min(values), max(values)
 
-# %% ../../nbs/ir/03_uop.ipynb #c122
+# %% ../../nbs/ir/03_uop.ipynb #c125
 def mod_bounds(a: tuple, b: tuple) -> tuple[int, int]:
     "Bounds of a % b, whose sign is that of b"
     if b[0] == b[1] > 0 and a[0] // b[0] == a[1] // b[0]: return a[0] % b[0], a[1] % b[0]
     if b[0] > 0: return (0, min(a[1], b[1] - 1)) if a[0] >= 0 else (0, b[1] - 1)
     return min(0, b[0] + 1), max(0, b[1] - 1)
 
-# %% ../../nbs/ir/03_uop.ipynb #c125
+# %% ../../nbs/ir/03_uop.ipynb #c128
 def less(a: tuple, b: tuple) -> tuple[bool, bool]:
     "Bounds of a < b"
     return a[1] < b[0], a[0] < b[1]
@@ -440,14 +442,14 @@ def differ(a: tuple, b: tuple) -> tuple[bool, bool]:
     "Bounds of a != b"
     return a[1] < b[0] or b[1] < a[0], not (a[0] == a[1] == b[0] == b[1])
 
-# %% ../../nbs/ir/03_uop.ipynb #c128
+# %% ../../nbs/ir/03_uop.ipynb #c131
 def choose(c: tuple, a: tuple, b: tuple) -> tuple:
     "Bounds of `a where c else b`"
     if not c[1]: return b
     if c[0]: return a
     return min(a[0], b[0]), max(a[1], b[1])
 
-# %% ../../nbs/ir/03_uop.ipynb #c131
+# %% ../../nbs/ir/03_uop.ipynb #c134
 INTERVAL: dict[Ops, Callable] = {
     Ops.ADD: lambda a, b: (a[0] + b[0], a[1] + b[1]),
     Ops.SUB: lambda a, b: (a[0] - b[1], a[1] - b[0]),
@@ -464,7 +466,7 @@ GIVEN: dict[Ops, Callable] = {
     Ops.CONST: lambda u: (u.arg, u.arg), Ops.ARANGE: lambda u: (0, max(u.arg - 1, 0)),
     Ops.RANGE: lambda u: (0, u.src[0]._bounds[1] - 1), Ops.BIND: lambda u: u.src[0]._bounds}
 
-# %% ../../nbs/ir/03_uop.ipynb #c134
+# %% ../../nbs/ir/03_uop.ipynb #c137
 def computed_bounds(u: 'UOp') -> tuple | None:
     "Bounds that follow from those of the sources, or None"
     if any(dtypes.is_float(s.dtype) for s in u.src): return None
@@ -472,7 +474,7 @@ def computed_bounds(u: 'UOp') -> tuple | None:
     rule = (BOOLEAN if u.dtype is dtypes.bool else INTERVAL).get(u.op)
     return None if rule is None else rule(*(s._bounds for s in u.src))
 
-# %% ../../nbs/ir/03_uop.ipynb #c137
+# %% ../../nbs/ir/03_uop.ipynb #c140
 def bounds(u: 'UOp') -> tuple:
     "Least and largest value an integer or boolean can have"
     if (given := GIVEN.get(u.op)) is not None: return given(u)
@@ -481,7 +483,7 @@ def bounds(u: 'UOp') -> tuple:
     low, high, found = dtypes.min(u.dtype), dtypes.max(u.dtype), computed_bounds(u)
     return found if found and low <= found[0] and found[1] <= high else (low, high)
 
-# %% ../../nbs/ir/03_uop.ipynb #c142
+# %% ../../nbs/ir/03_uop.ipynb #c145
 def encode_str(s: str) -> bytes:
     "A text as bytes, its length first"
     return b's%d:' % len(raw := s.encode()) + raw
@@ -501,13 +503,13 @@ def encode(arg: Any) -> bytes:
     raise TypeError(f'a node cannot carry {arg!r} of type {type(arg).__name__}: '
                     'use numbers, names, tuples')
 
-# %% ../../nbs/ir/03_uop.ipynb #c145
+# %% ../../nbs/ir/03_uop.ipynb #c148
 def key(u: 'UOp') -> bytes:
     "Digest of the node and all below it, equal across processes"
     head = b'%s,%s,%s' % (encode(u.op.name), encode(u.dtype.name), encode(u.arg))
     return hashlib.sha256(head + b''.join(s._key for s in u.src)).digest()
 
-# %% ../../nbs/ir/03_uop.ipynb #c148
+# %% ../../nbs/ir/03_uop.ipynb #c151
 def leaf_bits(u: 'UOp') -> int:
     "Bits of the leaves below: `u` can only be below a node that has all of u's bits"
     if not u.src: return 1 << hash(u) % 251
@@ -515,7 +517,7 @@ def leaf_bits(u: 'UOp') -> int:
     for s in u.src: found |= s._leaf_bits
     return found
 
-# %% ../../nbs/ir/03_uop.ipynb #c151
+# %% ../../nbs/ir/03_uop.ipynb #c154
 class Hooks(Node):
     "What the vocabulary needs to build UOps"
     __slots__ = ()
@@ -531,7 +533,7 @@ class Hooks(Node):
     def _reduce(self, op: Ops, axes: tuple) -> 'UOp':
         return UOp(Ops.REDUCE, self.dtype, (self,), (op, axes))
 
-# %% ../../nbs/ir/03_uop.ipynb #c154
+# %% ../../nbs/ir/03_uop.ipynb #c157
 class Casts(Node):
     "The value, or its bytes, in another type"
     __slots__ = ()
@@ -550,7 +552,7 @@ class Casts(Node):
         "Scalar constant of this dtype"
         return UOp.const(self.dtype, value)
 
-# %% ../../nbs/ir/03_uop.ipynb #c157
+# %% ../../nbs/ir/03_uop.ipynb #c160
 def short(arg: Any) -> str:
     "An argument as a reader wants it"
     if isinstance(arg, ParamArg):
@@ -560,14 +562,14 @@ def short(arg: Any) -> str:
     if isinstance(arg, tuple): return f'({", ".join(map(short, arg))}{"," * (len(arg) == 1)})'
     return str(arg)
 
-# %% ../../nbs/ir/03_uop.ipynb #c160
+# %% ../../nbs/ir/03_uop.ipynb #c163
 def describe(u: 'UOp') -> str:
     "One line about a node"
     arg = '' if u.arg is None else short(u.arg)
     words = (u.op.name, u.dtype.name, arg, str(u.shape) if u.shape else '')
     return ' '.join(word for word in words if word)
 
-# %% ../../nbs/ir/03_uop.ipynb #c163
+# %% ../../nbs/ir/03_uop.ipynb #c166
 class Prints(Walks):
     "Graphs as text"
     __slots__ = ()
@@ -581,7 +583,7 @@ class Prints(Walks):
         more = [f'showing {most} of {len(order)} nodes'] if len(order) > most else []
         return '\n'.join(lines + more)
 
-# %% ../../nbs/ir/03_uop.ipynb #c166
+# %% ../../nbs/ir/03_uop.ipynb #c169
 class UOp(Rebuilds, Replacing, Prints, Looks, Owned, Hooks, Casts, Constants, Storage, Loops,
           Binding, Effects, Calls, Vocabulary):
     "Immutable, interned node (op, dtype, src, arg, tag)"

@@ -259,11 +259,12 @@ def count_memory(nbytes: int) -> None:
 class BufferParts:
     "What a buffer is: size, type, and where its bytes are"
     __slots__ = ('device', 'size', 'dtype', 'nbytes', 'root', 'offset', 'memory', 'writers',
-                 '__weakref__')
+                 'version', '__weakref__')
     def __init__(self, device: str, size: int, dtype: DType, root: Any = None, offset: int = 0):
         self.device, self.size, self.dtype, self.nbytes = device, size, dtype, size * dtype.itemsize
         self.root, self.offset, self.memory = root, offset, None
         self.writers: list = []
+        self.version = 0
     @property
     def base(self) -> Any:
         "The buffer that owns the memory: the root, or itself"
