@@ -14,8 +14,8 @@ from tinysched.runtime.device import buffer_of
 from tinysched.schedule import pipeline
 from tinysched.schedule.callify import Limits
 from tinysched.schedule.pipeline import (create_linear_with_vars, lower_nested, pm_schedule, resolve_linear_call,
-                                         sched_stats, schedule)
-from tinysched.schedule.rangeify import default_policy
+                                         sched_stats, schedule, settings)
+from tinysched.schedule.rangeify import Reason, default_policy
 
 F32, VOID = dtypes.float32, dtypes.void
 
@@ -424,3 +424,11 @@ def test_without_the_cache_every_program_is_scheduled_anew(monkeypatch):
     with tinysched.no_schedule_cache():
         for _ in range(3): (x + 7).realize()
     assert (len(count), len(schedule_cache)) == (3, 1)   # only the list itself was remembered, before
+
+
+def test_B7_policies_of_one_name_are_two():
+    "Two functions with one name share no schedule: neither in a loop nor where a cell ran again"
+    def make(reason): return lambda site: reason
+    store_all, default_like = make(Reason('E1', 'a test')), make(None)
+    assert settings(store_all) != settings(default_like)
+    assert settings(store_all) == settings(store_all) and settings(default_policy)[0] == 'default'

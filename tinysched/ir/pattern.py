@@ -489,7 +489,7 @@ def close(w: Rewriting, u: UOp) -> None:
 # %% ../../nbs/ir/04_pattern.ipynb #c138
 def fixed_point(w: Rewriting) -> UOp:
     "Final form of a graph: no rule fits any node of it"
-    done, begun, becomes, stack, find = w.done, w.begun, w.becomes, w.stack, w.find
+    done, begun, becomes, stack = w.done, w.begun, w.becomes, w.stack
     while stack:
         u = stack.pop()
         if u in done: continue
@@ -497,11 +497,9 @@ def fixed_point(w: Rewriting) -> UOp:
         elif u in begun: close(w, u)
         else:
             begun.add(u)
-            match = find(u.op) if w.early else None
-            if match is not None and (r := match(u, w.ctx)) is not None: turn(w, u, r)
-            else:
-                stack.append(u)
-                stack += u.src[::-1] if u.op not in SCOPES else u.src[:0:-1]
+            match = w.find(u.op) if w.early else None
+            if match and (r := match(u, w.ctx)) is not None: turn(w, u, r)
+            else: stack += (u, *(u.src[::-1] if u.op not in SCOPES else u.src[:0:-1]))
     return done[w.root]
 
 # %% ../../nbs/ir/04_pattern.ipynb #c141
@@ -518,8 +516,7 @@ def one_walk(w: Rewriting) -> UOp:
         if r is not None or not new: done[u] = v if r is None else r
         else:
             begun.add(u)
-            stack.append(u)
-            stack += u.src[::-1] if u.op not in SCOPES else u.src[:0:-1]
+            stack += (u, *(u.src[::-1] if u.op not in SCOPES else u.src[:0:-1]))
     return done[w.root]
 
 # %% ../../nbs/ir/04_pattern.ipynb #c144
