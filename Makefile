@@ -1,7 +1,7 @@
 # Each command does its own set-up in .venv; `make tour` is the one to begin with.
 VENV ?= .venv
 PY := $(VENV)/bin/python
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -28,7 +28,7 @@ tour: $(VENV)/.tour
 
 ## make lab      the book, in JupyterLab
 lab: $(VENV)/.dev
-	@jupyter lab index.ipynb
+	@jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) index.ipynb
 
 ## make test     everything that CI runs
 test: check notebooks unit

@@ -60,6 +60,9 @@ def plus_one(n=4): return elementwise(lambda x: add(x, c(1.0, f32)), n, f32)
 rng = np.random.default_rng(0)
 def rnd(*shape): return rng.standard_normal(shape).astype(np.float32)
 
+class NoDriver(NULL):
+    def __init__(self, index=0): raise Unavailable('CL needs a driver: install PoCL.')
+
 # ---- names -----------------------------------------------------------------------------------------------
 def test_device_names():
     assert Device.canonicalize('cpu:0') == Device.canonicalize('Cpu') == 'CPU'
@@ -69,6 +72,8 @@ def test_device_names():
     assert Device['PYTHON:1'].name == 'PYTHON:1' and repr(Device['NULL']) == "Device['NULL']"
     with pytest.raises(ValueError, match='GPU.*CPU CL PYTHON'): Device['GPU']
     with pytest.raises(ValueError, match='number after the colon'): Device.canonicalize('CPU:one')
+    for wrong in (None, 3, ('CPU',)):
+        with pytest.raises(TypeError, match="wanted a name, like 'CPU'"): Device[wrong]
 
 def test_a_path_is_kept_exactly():
     class Disk(NULL): kind = 'DISK'
@@ -394,6 +399,24 @@ def test_L2_debug_prints_kernels_and_source(capsys):
     assert said.count('\n') == 1 and all(w in said for w in ('PYTHON', 'GFLOPS', 'GB/s', ' ms'))
     with Context(DEBUG=4): run_linear(lin)
     assert 'INDEX' in capsys.readouterr().out
+
+@pytest.mark.skipif('CPU' not in ALL, reason='no C compiler')
+def test_L2_one_kernel_has_one_name(capsys):
+    lin = linear(plus_one().replace(arg=KernelInfo('r_2')).call(UOp.buffer('CPU', (4,), f32), filled('CPU', rnd(4))))
+    with Context(DEBUG=5): run_linear(lin)
+    said = capsys.readouterr().out
+    name = said.split('GFLOPS')[0].splitlines()[-1].split()[1]
+    assert f'void {name}(' in said and 'SINK' in said
+
+@pytest.mark.parametrize('command, why', [('no-such-cc -O0', 'no-such-cc -O0'), ('"gcc', '"gcc'), ('false', 'exit code 1'), ('true', 'exit code 0')])
+def test_a_useless_compiler_lets_others_take_over(monkeypatch, capsys, tmp_path, command, why):
+    from tinysched.runtime.device import Devices
+    monkeypatch.setenv('CC', command)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setitem(KINDS, 'CL', NoDriver)
+    with Context(DEV=''): assert Devices().DEFAULT == 'PYTHON'
+    said = capsys.readouterr().err
+    assert said.count('\n') == 1 and why in said and 'install PoCL' in said and not list(tmp_path.iterdir())
 
 def test_L3_counters_and_profile_marks():
     lin = linear(plus_one().call(UOp.buffer('PYTHON', (4,), f32), filled('PYTHON', rnd(4))))

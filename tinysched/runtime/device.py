@@ -42,6 +42,7 @@ class Runner(NamedTuple):
     launch: Callable                   # launch([(memory, byte offset), ...], [value, ...])
     variables: tuple[str, ...] = ()    # whose values it wants, in this order
     source: str = ''                   # for readers
+    name: str = ''                     # in the source, where it has one
 
 # %% ../../nbs/runtime/31_device.ipynb #c16
 class Verbs:
@@ -173,9 +174,12 @@ def kind_class(kind: str) -> Any:
 # %% ../../nbs/runtime/31_device.ipynb #c48
 def split_name(name: str) -> tuple[str, str]:
     "Kind in capitals, and what follows the colon"
+    if not isinstance(name, str):
+        raise TypeError(f"device {name!r}: wanted a name, like 'CPU' or 'CL:1'")
     kind, _, rest = name.partition(':')
     if kind.upper() in KINDS: return kind.upper(), rest
-    raise ValueError(f'no device {name!r}: there are {" ".join(KINDS)}')
+    known = ' '.join(k for k in KINDS if k != 'NPY')  # NPY is for arrays, not for users to choose
+    raise ValueError(f'no device {name!r}: there are {known}')
 
 # %% ../../nbs/runtime/31_device.ipynb #c51
 def canonical(name: str) -> str:
@@ -222,10 +226,12 @@ class Trials(Registry):
 class Devices(Trials):
     "The opened devices by name, and which one is meant when none is named"
     def choose(self) -> str:
-        "The first device that works; what failed before it is said in one line"
-        tried = {name: self.failure(name) for name in COMPUTING}
-        name = next(name for name, problem in tried.items() if not problem)
-        if tried['CPU']: print(f'tinysched runs on {name}. {tried["CPU"]}', file=sys.stderr)
+        "The first device that works; why those before it do not is said in one sentence"
+        problems = []
+        for name in COMPUTING:
+            if not (problem := self.failure(name)): break
+            problems.append(problem.rstrip('.'))
+        if problems: print(f'tinysched runs on {name}: {"; ".join(problems)}.', file=sys.stderr)
         return name
     @property
     def DEFAULT(self) -> str:

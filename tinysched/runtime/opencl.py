@@ -261,4 +261,4 @@ class CL(ClCopies):
         BUILT.extend(k.name for k in made)
         why = [f'{k.name}: {r.what}, because {r.why}' for k in made for r in k.reasons]
         if DEBUG >= 3: print(*why, sep='\n')
-        return [Runner(launcher(self, program, k), k.variables, k.source) for k in made]
+        return [Runner(launcher(self, program, k), k.variables, k.source, k.name) for k in made]

@@ -121,7 +121,8 @@ def program(ast: UOp, runner: Runner) -> Program:
     nodes = ast.toposort()
     variables = {u.arg.name: u for u in nodes if u.op is Ops.PARAM and u.arg.name is not None}
     symbolic = any(u.op is Ops.RANGE and u.src[0].op is not Ops.CONST for u in nodes)
-    p = Program(ast.arg.name, runner, touch(ast), variables, None, ast)
+    name = runner.name or ast.arg.name
+    p = Program(name, runner, touch(ast), variables, None, ast)
     return p if symbolic else p._replace(fixed=cost(p, {}))
 
 # %% ../../nbs/runtime/36_realize.ipynb #c50
@@ -350,7 +351,7 @@ def report(x: Launch, seconds: float) -> str:
 def watched(x: Launch) -> None:
     "None; the launch has run and ended, and is reported as DEBUG and PROFILE ask"
     if DEBUG >= 4 and x.source: print(x.source)
-    if DEBUG >= 6 and x.source: print(x.step.call.src[0].tree(10_000))
+    if DEBUG >= 5 and x.source: print(x.step.call.src[0].tree(10_000))
     with profile_mark(f'run {x.name}'):
         began = time.perf_counter()
         x.start()
