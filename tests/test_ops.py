@@ -78,6 +78,21 @@ UNARY = {
     'idiv_float': (lambda x: x // 0.7, lambda x: x // 0.7, floats), 'mod_float': (lambda x: x % 0.7, lambda x: x % 0.7, floats),
     'shift_left': (lambda x: x << 2, lambda x: x << 2, ints), 'shift_right': (lambda x: x >> 1, lambda x: x >> 1, ints), 'and_number': (lambda x: x & 5, lambda x: x & 5, ints),
 }
+erf = np.vectorize(math.erf, otypes=[float])
+above1 = lambda *shape: positive(*shape) + 1.1
+elu = lambda x, a=1.0, b=1.0: np.where(x < 0, a * (np.exp(x / b) - 1), x)
+UNARY |= {
+    **{n: (lambda x, n=n: getattr(x, n)(), getattr(np, n), m) for n, m in [('sinh', floats), ('cosh', floats), ('isfinite', floats)]},
+    **{n: (lambda x, n=n: getattr(x, n)(), getattr(np, 'arc' + n[1:]), m) for n, m in [('asin', unit), ('acos', unit), ('atan', floats), ('asinh', floats), ('acosh', above1), ('atanh', unit)]},
+    'asin_neg': (lambda x: (-x).asin(), lambda x: np.arcsin(-x), unit), 'atanh_neg': (lambda x: (-x).atanh(), lambda x: np.arctanh(-x), unit), 'erf': (lambda x: x.erf(), erf, floats),
+    'elu': (lambda x: x.elu(0.7), lambda x: elu(x, 0.7), floats), 'celu': (lambda x: x.celu(0.7), lambda x: elu(x, 0.7, 0.7), floats), 'selu': (lambda x: x.selu(), lambda x: 1.0507 * elu(x, 1.67326), floats),
+    'relu6': (lambda x: (x * 5).relu6(), lambda x: np.clip(x * 5, 0, 6), floats), 'hardswish': (lambda x: (x * 3).hardswish(), lambda x: x * 3 * np.clip(x * 3 + 3, 0, 6) / 6, floats),
+    'hardsigmoid': (lambda x: (x * 3).hardsigmoid(), lambda x: np.clip(x * 3 / 6 + 0.5, 0, 1), floats), 'hardtanh': (lambda x: x.hardtanh(), lambda x: np.clip(x, -1, 1), floats),
+    'softsign': (lambda x: x.softsign(), lambda x: x / (1 + abs(x)), floats), 'mish': (lambda x: x.mish(), lambda x: x * np.tanh(softplus(x)), floats), 'quick_gelu': (lambda x: x.quick_gelu(), lambda x: x * sigmoid(1.702 * x), floats),
+    'softplus_beta': (lambda x: x.softplus(beta=2.0), lambda x: softplus(2 * x) / 2, floats), 'gelu_tanh': (lambda x: x.gelu(approximate='tanh'), lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))), floats),
+    'div_trunc': (lambda x: x.div(4, rounding_mode='trunc'), lambda x: np.trunc(x / 4).astype(np.int32), ints), 'div_floor': (lambda x: x.div(-4, rounding_mode='floor'), lambda x: x // -4, ints), 'div_trunc_float': (lambda x: x.div(0.7, rounding_mode='trunc'), lambda x: np.trunc(x / 0.7), floats),
+    'masked_fill': (lambda x: x.masked_fill(x > 0.5, 3), lambda x: np.where(x > 0.5, 3, x), floats), 'sequential': (lambda x: x.sequential([abs, lambda v: v + 1]), lambda x: abs(x) + 1, floats),
+}
 for name, (f, g, make) in UNARY.items():
     for s in SHAPES: case(name, f, g, make(*s))
 
@@ -95,13 +110,18 @@ BINARY = {
     'pow_int': (lambda a, b: a ** abs(b), lambda a, b: a ** abs(b), ints), 'where': (lambda a, b: (a < b).where(a, b), lambda a, b: np.where(a < b, a, b), floats),
     'mse_loss': (lambda a, b: a.mse_loss(b), lambda a, b: ((a - b) ** 2).mean(), floats), 'l1_loss': (lambda a, b: a.l1_loss(b, reduction='sum'), lambda a, b: np.abs(a - b).sum(), floats),
 }
+BINARY |= {
+    'logaddexp': (lambda a, b: a.logaddexp(b), np.logaddexp, floats),
+    'isclose': (lambda a, b: a.isclose(b, atol=1), lambda a, b: np.isclose(a, b, atol=1), floats), 'allclose': (lambda a, b: a.allclose(b, atol=9), lambda a, b: np.bool_(np.allclose(a, b, atol=9)), floats),
+}
 PAIRS = ((3, 5), (3, 5)), ((3, 1), (5,)), ((2, 1, 3), (1, 4, 1)), ((0, 3), (3,)), ((), (2, 2)), ((1,), ())
 for name, (f, g, make) in BINARY.items():
     for s, t in PAIRS: case(name, f, g, make(*s), make(*t))
+for s, t in PAIRS: case('copysign', lambda a, b: a.copysign(b), np.copysign, floats(*s), floats(*t), grad=False)
 case('int_and_float', lambda a, b: a + b, np.add, ints(3, 4), floats(4))
 case('bool_and_float', lambda a, b: a * b, np.multiply, bools(3, 4), floats(4))
 case('where_numbers', lambda a: (a > 0).where(1.5, 2), lambda a: np.where(a > 0, 1.5, 2), floats(3, 4), grad=False)
-case('lerp', lambda a, b, c: a + (b - a) * c, lambda a, b, c: a + (b - a) * c, floats(3, 1), floats(4), unit(3, 4))
+case('lerp', lambda a, b, c: a.lerp(b, c), lambda a, b, c: a + (b - a) * c, floats(3, 1), floats(4), unit(3, 4))
 
 # ---- many to one
 
@@ -143,6 +163,7 @@ case('softmax_twice', lambda x: x.softmax(1).softmax(0), lambda x: (lambda s: np
 # ---- movement
 
 MOVES = {
+    'named': (lambda x: x.reshape(shape=(3, 2, 4)).permute(order=(1, 0, 2)).flip(axis=1).view(shape=(1, 6, 4)).expand(shape=(2, 6, 4)).repeat(repeats=(1, 2, 1)), lambda x: np.tile(np.broadcast_to(x.reshape(3, 2, 4).transpose(1, 0, 2)[:, ::-1].reshape(1, 6, 4), (2, 6, 4)), (1, 2, 1))),
     'reshape': (lambda x: x.reshape(4, -1), lambda x: x.reshape(4, 6)), 'view': (lambda x: x.view(-1), lambda x: x.reshape(-1)),
     'permute': (lambda x: x.permute(2, 0, 1), lambda x: x.transpose(2, 0, 1)), 'transpose': (lambda x: x.transpose(0, -1), lambda x: x.swapaxes(0, 2)), 'T': (lambda x: x.T, lambda x: x.swapaxes(0, 1)),
     'flip': (lambda x: x.flip(0, 2), lambda x: np.flip(x, (0, 2))), 'flip_all': (lambda x: x.flip(), np.flip), 'unsqueeze': (lambda x: x.unsqueeze(1), lambda x: x[:, None]), 'squeeze': (lambda x: x[:1].squeeze(0), lambda x: x[0]),
@@ -343,6 +364,26 @@ def test_odd_values(name, device, values):
     np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-30)
 
 
+@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize('device', DEVICES)
+def test_relu_is_exact(device, dtype):
+    tiny = np.finfo(dtype).smallest_subnormal
+    a = np.array([-1, -tiny, -0.0, 0, tiny, 1e-40, 1, np.inf, np.nan]).astype(dtype)
+    x = Tensor(a, device=device)
+    np.testing.assert_array_equal(x.relu().numpy(), np.maximum(a, 0))
+    g, = x.relu().sum().gradient(x)
+    np.testing.assert_array_equal(g.numpy()[:-1], (a > 0)[:-1])
+
+
+def test_infinite_on_one_side():
+    x = Tensor([1.0, np.inf, -np.inf, np.nan])
+    assert x.isinf(detect_negative=False).tolist() == [False, True, False, False]
+    assert x.isinf(detect_positive=False).tolist() == [False, False, True, False]
+    assert x.isfinite().tolist() == [True, False, False, False] and x.isclose(x).tolist() == [True, True, True, False]
+    y = x.clone(device='NULL')
+    assert y.device == 'NULL' and x.clone().device == x.device
+
+
 def test_promotion():
     one = {dt: Tensor([1], dtype=dt) for dt in dtypes.all}
     table = {('int8', 'uint8'): 'int16', ('int32', 'float16'): 'float16', ('bool', 'int8'): 'int8', ('uint32', 'int32'): 'int64', ('float16', 'bfloat16'): 'float32'}
@@ -398,6 +439,11 @@ MISTAKES = [
     ('bool', ValueError, bool), ('assign', ValueError, lambda x: x.assign(Tensor([1.0, 2.0]))), ('assign', TypeError, lambda x: x.assign(Tensor([1, 2, 3]))),
     ('assign', ValueError, lambda x: x.unsqueeze(0).expand(2, 2, 3).assign(1.0)), ('setitem', ValueError, lambda x: x.__setitem__(0, [1.0, 2.0])), ('add', TypeError, lambda x: x.add('x')),
     ('squeeze', IndexError, lambda x: x.squeeze(5)), ('split', ValueError, lambda x: x.split([1, 2])), ('one_hot', TypeError, lambda x: x.one_hot(3)), ('bitcast', ValueError, lambda x: x.bitcast('float64')),
+    ('bias (4,)', ValueError, lambda x: x.linear(x.T, Tensor.ones(4))), ('bias (1,)', ValueError, lambda x: x.linear(x.T, Tensor.ones(1))), ('wanted (2,)', ValueError, lambda x: x.linear(x.T, Tensor.ones(2, 2))),
+    ('bias (1,)', ValueError, lambda x: x.reshape(1, 1, 2, 3).conv2d(Tensor.ones(2, 1, 1, 1), Tensor.ones(1))), ('wanted (2,)', ValueError, lambda x: x.reshape(1, 1, 2, 3).conv2d(Tensor.ones(2, 1, 1, 1), Tensor.ones(4))),
+    ('split', ValueError, lambda x: x.split(0)), ('stack', ValueError, lambda x: x.stack(x[:1])), ('stack', IndexError, lambda x: x.stack(x, dim=7)), ('invert', TypeError, lambda x: ~x), ('std', IndexError, lambda x: x.std(5)),
+    ('Tensor(array)', TypeError, lambda x: np.ones(3) + x), ('Tensor(array)', TypeError, lambda x: x + [1, 2, 3]), ('linspace', TypeError, lambda x: Tensor.linspace(0, 1, 2.5)), ('eye', TypeError, lambda x: Tensor.eye(2.5)),
+    ('manual_seed', TypeError, lambda x: Tensor.manual_seed('a')), ('gelu', ValueError, lambda x: x.gelu('fast')), ('div', ValueError, lambda x: x.div(2, rounding_mode='up')),
     ('cross_entropy', ValueError, lambda x: x.cross_entropy(Tensor([1, 2, 3]))), ('max_pool2d', ValueError, lambda x: x.max_pool2d()), ('', TypeError, lambda x: x + 'x'), ('', TypeError, lambda x: x + None),
     ('', TypeError, lambda x: x.cast('number')), ('', ValueError, lambda x: x.to('MOON')), ('arange', ValueError, lambda x: Tensor.arange(0, 3, 0)), ('randint', ValueError, lambda x: Tensor.randint(2, low=1, high=1)),
     ('argmax', ValueError, lambda x: x[:, :0].argmax()), ('pow', ValueError, lambda x: x.int() ** -1), ('shl', ValueError, lambda x: x.int() << -1), ('sub', TypeError, lambda x: (x > 0) - (x > 1)),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['handles', 'extensions', 'marks', 'constants', 'TURNS', 'DIGITS', 'seen', 'undetached', 'Handle', 'Holding', 'Valuing',
-           'Making', 'one_place', 'Computing', 'Folding', 'Moving', 'Operands', 'Indices', 'check_bitcast', 'Types',
-           'Recasting', 'Detaching', 'BackwardHints', 'Devices', 'Travelling', 'Snapshots', 'Measures', 'Rows',
+           'Making', 'one_place', 'Computing', 'Folding', 'Moving', 'Operands', 'Refusing', 'Indices', 'check_bitcast',
+           'Types', 'Recasting', 'Detaching', 'BackwardHints', 'Devices', 'Travelling', 'Snapshots', 'Measures', 'Rows',
            'Running', 'Planning', 'Scheduling', 'Reading', 'Numbers', 'Truth', 'check_stored', 'Storing', 'Writing',
            'SettingItems', 'Scattering', 'Increments', 'BitIncrements', 'extension', 'Differentiable', 'Slopes',
            'Marking', 'Looks', 'Printing', 'int_type', 'list_type', 'as_array', 'constant', 'check_shape', 'filled',
@@ -158,8 +158,19 @@ class Operands(Moving):
         if not isinstance(x, UOp): return None
         return x.cast(dtypes.default_int) if x.dtype is dtypes.index else x
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c33
-class Indices(Operands):
+# %% ../../nbs/frontend/41_tensor.ipynb #c32
+class Refusing(Operands):
+    "What may not stand beside a handle"
+    __slots__ = ()
+    def _pair(self, op: Any, x: Any) -> tuple | None:
+        pair = super()._pair(op, x)
+        if pair is None and op is not Ops.CMPNE and isinstance(x, (list, tuple, np.ndarray)):
+            raise TypeError(f'{getattr(op, "name", op).lower()}: a Tensor beside a '
+                            f'{type(x).__name__}; wanted a Tensor or a number. Try Tensor(array)')
+        return pair
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c35
+class Indices(Refusing):
     "What may stand in square brackets"
     __slots__ = ()
     def const_like(self, value: Any) -> Self:
@@ -172,7 +183,7 @@ class Indices(Operands):
         dt = None if np.size(i) or isinstance(i, np.ndarray) else dtypes.int32
         return type(self)(i, device=self.cell.device, dtype=dt)   # type: ignore[call-arg]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c37
+# %% ../../nbs/frontend/41_tensor.ipynb #c39
 def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
     "None; ValueError where the last axis does not hold whole elements"
     size = shape[-1] * old.itemsize if shape else old.itemsize
@@ -180,7 +191,7 @@ def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
         raise ValueError(f'bitcast: the last axis of {shape} has {size} bytes of {old.name}; '
                          f'wanted a multiple of {new.itemsize} for {new.name}')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c39
+# %% ../../nbs/frontend/41_tensor.ipynb #c41
 class Types(Indices):
     "Other dtypes"
     __slots__ = ()
@@ -189,7 +200,7 @@ class Types(Indices):
         "The value in another dtype"
         return self._value(self.uop.cast(to_dtype(dtype)), self.cell.hint)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c42
+# %% ../../nbs/frontend/41_tensor.ipynb #c44
 class Recasting(Types):
     "The same bytes under another name"
     __slots__ = ()
@@ -199,7 +210,7 @@ class Recasting(Types):
         check_bitcast(self.shape, self.dtype, dt := to_dtype(dtype))
         return self._alias((Ops.BITCAST, dt), self.uop.bitcast(dt))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c45
+# %% ../../nbs/frontend/41_tensor.ipynb #c47
 class Detaching(Recasting):
     "Hiding from gradients"
     __slots__ = ()
@@ -210,7 +221,7 @@ class Detaching(Recasting):
         new.requires_grad = False
         return new
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c47
+# %% ../../nbs/frontend/41_tensor.ipynb #c49
 class BackwardHints(Detaching):
     "Hints for gradients"
     __slots__ = ()
@@ -218,7 +229,7 @@ class BackwardHints(Detaching):
         "The value, whose gradient will be put in memory of its own"
         return self._alu(Ops.CONTIGUOUS_BACKWARD, self)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c50
+# %% ../../nbs/frontend/41_tensor.ipynb #c52
 class Devices(BackwardHints):
     "Where the value is"
     __slots__ = ()
@@ -227,7 +238,7 @@ class Devices(BackwardHints):
         "Name of the device the value is, or would be computed, on"
         return self.cell.device
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c52
+# %% ../../nbs/frontend/41_tensor.ipynb #c54
 class Travelling(Devices):
     "From one device to another"
     __slots__ = ()
@@ -239,7 +250,7 @@ class Travelling(Devices):
         if u.device is None: return self._value(u, name)
         return self._value(UOp(Ops.COPY, u.dtype, (u,), name))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c55
+# %% ../../nbs/frontend/41_tensor.ipynb #c57
 class Snapshots(Travelling):
     "Memory of its own"
     __slots__ = ()
@@ -249,9 +260,11 @@ class Snapshots(Travelling):
         u = self.uop
         return self._value(UOp(Ops.STAGE, u.dtype, (u,), self.device if u.device is None else None))
 
-    def clone(self) -> Self: return self.contiguous()
+    def clone(self, device: Any = None) -> Self:
+        "A copy in memory of its own, here or on another device"
+        return (self if device is None else self.to(device)).contiguous()
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c58
+# %% ../../nbs/frontend/41_tensor.ipynb #c60
 class Measures(Snapshots):
     "How large it is"
     __slots__ = ()
@@ -263,7 +276,7 @@ class Measures(Snapshots):
         "The shape, or the size of one axis"
         return self.shape if dim is None else self.shape[dim]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c60
+# %% ../../nbs/frontend/41_tensor.ipynb #c62
 class Rows(Measures):
     "A tensor as a sequence"
     __slots__ = ()
@@ -273,7 +286,7 @@ class Rows(Measures):
 
     def __iter__(self) -> Iterator[Self]: return (self[i] for i in range(len(self)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c63
+# %% ../../nbs/frontend/41_tensor.ipynb #c65
 class Running(Rows):
     "From graph to numbers"
     __slots__ = ()
@@ -282,7 +295,7 @@ class Running(Rows):
         state.realize([t.cell for t in (self, *more)])
         return self
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c65
+# %% ../../nbs/frontend/41_tensor.ipynb #c67
 class Planning(Running):
     "Plans without running"
     __slots__ = ()
@@ -290,7 +303,7 @@ class Planning(Running):
         "LINEAR that computes the tensors, to be run by the caller (M10)"
         return state.schedule_linear([t.cell for t in (self, *more)])
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c68
+# %% ../../nbs/frontend/41_tensor.ipynb #c70
 class Scheduling(Planning):
     "Schedules whose variables are free"
     __slots__ = ()
@@ -298,7 +311,7 @@ class Scheduling(Planning):
         "The LINEAR with its variables set free, and their values"
         return state.linear_with_vars([t.cell for t in (self, *more)])
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c70
+# %% ../../nbs/frontend/41_tensor.ipynb #c72
 class Reading(Scheduling):
     "Numbers for NumPy and Python"
     __slots__ = ()
@@ -311,7 +324,7 @@ class Reading(Scheduling):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c73
+# %% ../../nbs/frontend/41_tensor.ipynb #c75
 class Numbers(Reading):
     "One element as a Python number"
     __slots__ = ()
@@ -320,7 +333,7 @@ class Numbers(Reading):
         if self.numel() == 1: return self.numpy().reshape(-1)[0].item()
         raise ValueError(f'item: shape {self.shape} has {self.numel()} elements; wanted one')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c75
+# %% ../../nbs/frontend/41_tensor.ipynb #c77
 class Truth(Numbers):
     "One element where Python wants a number"
     __slots__ = ()
@@ -332,7 +345,7 @@ class Truth(Numbers):
 
     def __float__(self) -> float: return float(self.item())
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c78
+# %% ../../nbs/frontend/41_tensor.ipynb #c80
 def check_stored(name: str, u: UOp, shape: tuple, dtype: DType, cast: bool) -> None:
     "None; TypeError or ValueError where a value cannot be assigned"
     if u.dtype is not dtype and not cast:
@@ -341,7 +354,7 @@ def check_stored(name: str, u: UOp, shape: tuple, dtype: DType, cast: bool) -> N
     if broadcast_shape(u.shape, shape, op=name) != shape:
         raise ValueError(f'{name}: shape {u.shape} into {shape}; wanted one that stretches to it')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c80
+# %% ../../nbs/frontend/41_tensor.ipynb #c82
 class Storing(Truth):
     "Values made ready to be assigned"
     __slots__ = ()
@@ -353,7 +366,7 @@ class Storing(Truth):
         check_stored(name, u, self.shape, self.dtype, cast)
         return u.cast(self.dtype)._stretch(self.shape)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c83
+# %% ../../nbs/frontend/41_tensor.ipynb #c85
 class Writing(Storing):
     "Assignment: the view of the cell's state gets a new value"
     __slots__ = ()
@@ -364,7 +377,7 @@ class Writing(Storing):
         state.write(self.cell, undetached(self.chain), value)
         return self
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c86
+# %% ../../nbs/frontend/41_tensor.ipynb #c88
 class SettingItems(Writing):
     "Assignment to a part"
     __slots__ = ()
@@ -378,7 +391,7 @@ class SettingItems(Writing):
 
     def _scatter(self, index: Any, x: Any) -> None: raise NotImplementedError
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c88
+# %% ../../nbs/frontend/41_tensor.ipynb #c90
 class Scattering(SettingItems):
     "Assignment to computed places"
     __slots__ = ()
@@ -390,7 +403,7 @@ class Scattering(SettingItems):
         old = self.flatten()
         self.assign(old._select(last < 0, old, new[last.maximum(0)]).reshape(self.shape))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c91
+# %% ../../nbs/frontend/41_tensor.ipynb #c93
 class Increments(Scattering):
     "x += y and its relatives assign"
     __slots__ = ()
@@ -403,7 +416,7 @@ class Increments(Scattering):
     def __ipow__(self, x: Any) -> Self: return self.assign(self.pow(x))
     def __imatmul__(self, x: Any) -> Self: return self.assign(self.matmul(x))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c93
+# %% ../../nbs/frontend/41_tensor.ipynb #c95
 class BitIncrements(Increments):
     "x &= y and its relatives assign"
     __slots__ = ()
@@ -413,7 +426,7 @@ class BitIncrements(Increments):
     def __ilshift__(self, x: Any) -> Self: return self.assign(self.lshift(x))
     def __irshift__(self, x: Any) -> Self: return self.assign(self.rshift(x))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c96
+# %% ../../nbs/frontend/41_tensor.ipynb #c98
 extensions: dict[str, Callable] = {}   # what later chapters teach tensors
 
 def extension(name: str) -> Callable:
@@ -421,7 +434,7 @@ def extension(name: str) -> Callable:
     if name in extensions: return extensions[name]
     raise RuntimeError(f'{name}: its chapter is not imported yet; try import tinysched')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c98
+# %% ../../nbs/frontend/41_tensor.ipynb #c100
 class Differentiable(BitIncrements):
     "Gradients, which a later chapter computes"
     __slots__ = ()
@@ -430,7 +443,7 @@ class Differentiable(BitIncrements):
         "The tensor itself; what it was computed from has its `.grad`"
         return extension('backward')(self, gradient)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c101
+# %% ../../nbs/frontend/41_tensor.ipynb #c103
 class Slopes(Differentiable):
     "Gradients as results"
     __slots__ = ()
@@ -439,7 +452,7 @@ class Slopes(Differentiable):
         "The gradients with respect to the targets"
         return extension('gradient')(self, *targets, gradient=gradient)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c104
+# %% ../../nbs/frontend/41_tensor.ipynb #c106
 marks: WeakKeyDictionary = WeakKeyDictionary()   # Cell -> whether a gradient is wanted
 
 class Marking(Slopes):
@@ -456,7 +469,7 @@ class Marking(Slopes):
         "The same as `requires_grad_`"
         return self.requires_grad_(is_param)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c107
+# %% ../../nbs/frontend/41_tensor.ipynb #c109
 class Looks(Marking):
     "Equality, and one line for printing"
     __slots__ = ()
@@ -466,7 +479,7 @@ class Looks(Marking):
         differ = self._binary(Ops.CMPNE, x)
         return differ if differ is NotImplemented else -differ
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c109
+# %% ../../nbs/frontend/41_tensor.ipynb #c111
 class Printing(Looks):
     "One line that computes nothing"
     __slots__ = ()
@@ -475,7 +488,7 @@ class Printing(Looks):
         how = 'stored' if base is Ops.BUFFER else 'constant' if base is Ops.CONST else 'lazy'
         return f'<Tensor {self.shape} {self.dtype.name} on {self.device}, {how}>'
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c112
+# %% ../../nbs/frontend/41_tensor.ipynb #c114
 def int_type(array: np.ndarray) -> DType:
     "The default int, or a wider one that holds all of an array"
     return max(from_int(int(array.min(initial=0))), from_int(int(array.max(initial=0))))
@@ -485,7 +498,7 @@ def list_type(array: np.ndarray) -> DType:
     if array.dtype.kind in 'iu': return int_type(array)
     return dtypes.bool if array.dtype.kind == 'b' else dtypes.default_float
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c114
+# %% ../../nbs/frontend/41_tensor.ipynb #c116
 def as_array(data: Any, dtype: DType | None) -> tuple[np.ndarray, DType]:
     "Array and dtype for lists, arrays and bytes"
     if isinstance(data, (bytes, bytearray, memoryview)): data = np.frombuffer(data, np.uint8)
@@ -496,7 +509,7 @@ def as_array(data: Any, dtype: DType | None) -> tuple[np.ndarray, DType]:
     raise TypeError(f'Tensor: {type(data).__name__} {str(data)[:40]} has no numbers; '
                     f'wanted numbers, lists, arrays or bytes')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c117
+# %% ../../nbs/frontend/41_tensor.ipynb #c119
 constants = itertools.count()
 
 def constant(dtype: DType, value: Any) -> UOp:
@@ -504,7 +517,7 @@ def constant(dtype: DType, value: Any) -> UOp:
     u = UOp.const(dtype, value)
     return u.replace(tag=next(constants)) if dtypes.is_float(dtype) else u
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c119
+# %% ../../nbs/frontend/41_tensor.ipynb #c121
 def check_shape(shape: tuple) -> tuple:
     "The shape; ValueError where a size is negative"
     if not any(isinstance(n, int) and n < 0 for n in shape): return shape
@@ -514,14 +527,14 @@ def filled(shape: tuple, value: Any, dtype: DType) -> UOp:
     "One constant at every place"
     return constant(dtype, value)._stretch(check_shape(shape))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c122
+# %% ../../nbs/frontend/41_tensor.ipynb #c124
 def from_array(array: np.ndarray, dtype: DType, device: str) -> UOp:
     "The array's elements on a device: a copy that is made when it is needed"
     if not array.shape: return constant(dtype, array.item())
     if not array.size: return filled(array.shape, 0, dtype)
     return UOp(Ops.COPY, dtype, (host_buffer(array, dtype),), device)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c124
+# %% ../../nbs/frontend/41_tensor.ipynb #c126
 def graph_of(data: Any, dtype: DType | None, device: str) -> UOp:
     "The graph for what a Tensor is made from"
     if data is None: return filled((0,), 0, dtype or dtypes.default_float)
@@ -531,7 +544,7 @@ def graph_of(data: Any, dtype: DType | None, device: str) -> UOp:
         return from_array(*as_array(data, dtype), device)
     return data.cast(dtype or (dtypes.default_int if data.dtype is dtypes.index else data.dtype))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c127
+# %% ../../nbs/frontend/41_tensor.ipynb #c129
 class Creation(Printing):
     "Tensors from numbers"
     __slots__ = ()
@@ -543,7 +556,7 @@ class Creation(Printing):
         cell.owned = None
         self._hold(cell, (), cell.state).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c130
+# %% ../../nbs/frontend/41_tensor.ipynb #c132
 class Emptying(Creation):
     "Tensors from graphs, and from nothing"
     __slots__ = ()
@@ -552,7 +565,7 @@ class Emptying(Creation):
         new = cls._value(u, None if device is None else Device.canonicalize(device))
         return new.requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c132
+# %% ../../nbs/frontend/41_tensor.ipynb #c134
 class Blank(Emptying):
     "Storage with whatever it holds"
     __slots__ = ()
@@ -566,7 +579,7 @@ class Blank(Emptying):
         new.cell.owned = new.cell.state
         return new.requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c135
+# %% ../../nbs/frontend/41_tensor.ipynb #c137
 class Filling(Blank):
     "Tensors of one constant"
     __slots__ = ()
@@ -578,7 +591,7 @@ class Filling(Blank):
         dt = to_dtype(dtype) if dtype is not None else from_py(fill_value)
         return cls._new(filled(size, fill_value, dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c137
+# %% ../../nbs/frontend/41_tensor.ipynb #c139
 class ZerosAndOnes(Filling):
     "Tensors of zeros and ones"
     __slots__ = ()
@@ -587,7 +600,7 @@ class ZerosAndOnes(Filling):
         "Zeros"
         return cls.full(sizes('zeros', shape), 0, dtype or dtypes.default_float, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c140
+# %% ../../nbs/frontend/41_tensor.ipynb #c142
 class Ones(ZerosAndOnes):
     "Tensors of ones"
     __slots__ = ()
@@ -596,7 +609,7 @@ class Ones(ZerosAndOnes):
         "Ones"
         return cls.full(sizes('ones', shape), 1, dtype or dtypes.default_float, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c143
+# %% ../../nbs/frontend/41_tensor.ipynb #c145
 class Likes(Ones):
     "Tensors like another"
     __slots__ = ()
@@ -605,7 +618,7 @@ class Likes(Ones):
         dt, place = dtype or self.dtype, device or self.place
         return type(self).full(self.shape, fill_value, dt, place, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c145
+# %% ../../nbs/frontend/41_tensor.ipynb #c147
 class MoreLikes(Likes):
     "Common tensors like another"
     __slots__ = ()
@@ -617,7 +630,7 @@ class MoreLikes(Likes):
         "Fresh storage of this shape"
         return type(self).empty(self.shape, **{'dtype': self.dtype, 'device': self.device, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c148
+# %% ../../nbs/frontend/41_tensor.ipynb #c150
 class Counting(MoreLikes):
     "Evenly spaced numbers"
     __slots__ = ()
@@ -633,7 +646,7 @@ class Counting(MoreLikes):
         numbers = UOp.arange(max(0, math.ceil((stop - start) / step))).cast(wide)
         return cls._new((numbers * step + start).cast(dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c151
+# %% ../../nbs/frontend/41_tensor.ipynb #c153
 class Spacing(Counting):
     "So many numbers between two"
     __slots__ = ()
@@ -641,13 +654,14 @@ class Spacing(Counting):
     def linspace(cls, start: Any, stop: Any, steps: int, dtype: Any = None, device: Any = None,
                  **kw: Any) -> Self:
         "So many numbers, evenly spaced, from start to stop"
+        steps, = sizes('linspace', (steps,), 'steps')
         if steps < 0: raise ValueError(f'linspace: {steps} steps; wanted 0 or more')
         dt = to_dtype(dtype or dtypes.default_float)
         gap, numbers = (stop - start) / max(steps - 1, 1), UOp.arange(steps)
         u = numbers.cast(least_upper_float(dt)) * float(gap) + float(start)
         return cls._new(u.cast(dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c153
+# %% ../../nbs/frontend/41_tensor.ipynb #c155
 class Diagonals(Spacing):
     "The identity matrix"
     __slots__ = ()
@@ -655,11 +669,11 @@ class Diagonals(Spacing):
     def eye(cls, n: int, m: int | None = None, dtype: Any = None, device: Any = None,
             **kw: Any) -> Self:
         "Ones on the diagonal of n rows and m columns, zeros elsewhere"
-        rows, columns = check_shape((n, n if m is None else m))
+        rows, columns = check_shape(sizes('eye', (n, n if m is None else m)))
         hit = UOp.arange(rows).reshape((rows, 1)).eq(UOp.arange(columns).reshape((1, columns)))
         return cls._new(hit.cast(to_dtype(dtype or dtypes.default_float)), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c156
+# %% ../../nbs/frontend/41_tensor.ipynb #c158
 TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 def mix(x: Any, y: Any, turn: int) -> tuple[Any, Any]:
@@ -667,7 +681,7 @@ def mix(x: Any, y: Any, turn: int) -> tuple[Any, Any]:
     x = x + y
     return x, ((y << turn) | (y >> (32 - turn))) ^ x
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c159
+# %% ../../nbs/frontend/41_tensor.ipynb #c161
 def threefry(x: Any, y: Any, key: tuple[Any, Any]) -> tuple[Any, Any]:
     "Two random words for the counters x and y: twenty rounds, the key added after every four"
     keys = key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bda
@@ -677,7 +691,7 @@ def threefry(x: Any, y: Any, key: tuple[Any, Any]) -> tuple[Any, Any]:
         x, y = x + keys[(block + 1) % 3], y + keys[(block + 2) % 3] + (block + 1)
     return x, y
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c163
+# %% ../../nbs/frontend/41_tensor.ipynb #c165
 class Generator:
     "The seed, and how many random tensors were made since it was set"
     seed, made = int(time.time()), 0
@@ -691,29 +705,31 @@ class Generator:
         cls.made += 1
         return threefry(UOp.arange(n, dtypes.uint32), number, (seed, UOp.const(dtypes.uint32, 0)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c166
+# %% ../../nbs/frontend/41_tensor.ipynb #c168
 DIGITS = {dtypes.float16: 11, dtypes.bfloat16: 8}   # bits that fit; float32 has 24
 
 def unit(word: UOp, digits: int = 24) -> UOp:
     "A float32 from 0 up to 1, without it, made of the high bits"
     return (word >> (32 - digits)).cast(dtypes.float32) * 2.0**-digits
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c168
+# %% ../../nbs/frontend/41_tensor.ipynb #c170
 def double_unit(x: UOp, y: UOp) -> UOp:
     "A float64 from 0 up to 1, without it, made of 53 bits of two words"
     high, low = (x >> 5).cast(dtypes.float64), (y >> 6).cast(dtypes.float64)
     return (high * 2.0**26 + low) * 2.0**-53
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c171
+# %% ../../nbs/frontend/41_tensor.ipynb #c173
 class Randomness(Diagonals):
     "Random tensors; every device makes the same bits"
     __slots__ = ()
     @staticmethod
     def manual_seed(seed: int = 0) -> None:
         "None; from here the same random tensors come again"
+        if not hasattr(seed, '__index__'):
+            raise TypeError(f'manual_seed: {seed!r}; wanted an int')
         Generator.seed, Generator.made = seed, 0
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c173
+# %% ../../nbs/frontend/41_tensor.ipynb #c175
 class RandomTensors(Randomness):
     "Random bits under a rule"
     __slots__ = ()
@@ -724,14 +740,14 @@ class RandomTensors(Randomness):
         u = rule(*Generator.words(prod(shape))).cast(dtype).reshape(shape)
         return cls._new(UOp(Ops.STAGE, dtype, (u,), place), place, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c176
+# %% ../../nbs/frontend/41_tensor.ipynb #c178
 def float_type(name: str, dtype: Any) -> DType:
     "The dtype, a float; TypeError for any other"
     dt = to_dtype(dtype or dtypes.default_float)
     if dt.kind == 'float': return dt
     raise TypeError(f'{name}: {dt.name}; wanted a float type. Try randint')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c178
+# %% ../../nbs/frontend/41_tensor.ipynb #c180
 class Uniform(RandomTensors):
     "Uniform numbers"
     __slots__ = ()
@@ -742,13 +758,13 @@ class Uniform(RandomTensors):
         rule = double_unit if dt is dtypes.float64 else lambda x, y: unit(x, DIGITS.get(dt, 24))
         return cls._random(sizes('rand', shape), dt, device, rule, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c181
+# %% ../../nbs/frontend/41_tensor.ipynb #c183
 def box_muller(x: UOp, y: UOp) -> UOp:
     "A normally distributed float32 from two random words"
     radius = ((1 - unit(x)).log() * -2).sqrt()
     return radius * (unit(y) * (2 * math.pi)).cos()
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c183
+# %% ../../nbs/frontend/41_tensor.ipynb #c185
 class Normal(Uniform):
     "Normal numbers"
     __slots__ = ()
@@ -758,14 +774,14 @@ class Normal(Uniform):
         dt = float_type('randn', dtype)
         return cls._random(sizes('randn', shape), dt, device, box_muller, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c186
+# %% ../../nbs/frontend/41_tensor.ipynb #c188
 def ranged(low: int, high: int) -> Callable:
     "Rule for ints from low up to high"
     if low < high <= low + 2**32:
         return lambda x, y: ((x.cast(dtypes.uint64) * (high - low)) >> 32).cast(dtypes.int64) + low
     raise ValueError(f'randint: from {low} up to {high}; wanted low < high, at most 2**32 apart')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c188
+# %% ../../nbs/frontend/41_tensor.ipynb #c190
 class Integers(Normal):
     "Random ints"
     __slots__ = ()
@@ -777,7 +793,7 @@ class Integers(Normal):
         if dt.kind not in ('int', 'uint'): raise TypeError(f'randint: {dt.name}; wanted ints')
         return cls._random(sizes('randint', shape), dt, device, ranged(low, high), **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c191
+# %% ../../nbs/frontend/41_tensor.ipynb #c193
 class Distributions(Integers):
     "Other bounds, means and deviations"
     __slots__ = ()
@@ -787,7 +803,7 @@ class Distributions(Integers):
         "Uniform numbers from low up to high"
         return (cls.rand(*shape, **kw) * (high - low) + low).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c193
+# %% ../../nbs/frontend/41_tensor.ipynb #c195
 class Normals(Distributions):
     "Other means and deviations"
     __slots__ = ()
@@ -797,7 +813,7 @@ class Normals(Distributions):
         "Normal numbers with this mean and deviation"
         return (cls.randn(*shape, **kw) * std + mean).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c196
+# %% ../../nbs/frontend/41_tensor.ipynb #c198
 class Bounds(Normals):
     "Weights between two bounds"
     __slots__ = ()
@@ -807,7 +823,7 @@ class Bounds(Normals):
         bound = prod(sizes('scaled_uniform', shape)) ** -0.5
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c198
+# %% ../../nbs/frontend/41_tensor.ipynb #c200
 class Glorot(Bounds):
     "Weights for signals both ways"
     __slots__ = ()
@@ -818,7 +834,7 @@ class Glorot(Bounds):
         bound = math.sqrt(6 / (outs + prod(ins)))
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c201
+# %% ../../nbs/frontend/41_tensor.ipynb #c203
 class Kaiming(Glorot):
     "Weights for layers with relu"
     __slots__ = ()
@@ -828,7 +844,7 @@ class Kaiming(Glorot):
         bound = math.sqrt(6 / (1 + a * a) / prod(sizes('kaiming_uniform', shape)[1:]))
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c203
+# %% ../../nbs/frontend/41_tensor.ipynb #c205
 class KaimingNormal(Kaiming):
     "Normal weights for layers with relu"
     __slots__ = ()
@@ -838,7 +854,7 @@ class KaimingNormal(Kaiming):
         std = math.sqrt(2 / (1 + a * a) / prod(sizes('kaiming_normal', shape)[1:]))
         return cls.normal(*shape, std=std, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c206
+# %% ../../nbs/frontend/41_tensor.ipynb #c208
 class RandomLikes(KaimingNormal):
     "Random tensors of a given shape"
     __slots__ = ()
@@ -846,7 +862,7 @@ class RandomLikes(KaimingNormal):
         "Uniform numbers of this shape"
         return type(self).rand(self.shape, **{'dtype': self.dtype, 'device': self.device, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c208
+# %% ../../nbs/frontend/41_tensor.ipynb #c210
 class NormalLikes(RandomLikes):
     "Normal numbers of a given shape"
     __slots__ = ()
@@ -854,7 +870,7 @@ class NormalLikes(RandomLikes):
         "Normal numbers of this shape"
         return type(self).randn(self.shape, **{'dtype': self.dtype, 'device': self.device, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c210
+# %% ../../nbs/frontend/41_tensor.ipynb #c212
 class Dropping(NormalLikes):
     "Elements left out at random"
     __slots__ = ()
@@ -868,27 +884,27 @@ class Dropping(NormalLikes):
         keep = self.rand_like(dtype=dtypes.float32) >= p
         return keep.where(self, 0) * (1 / (1 - p))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c213
+# %% ../../nbs/frontend/41_tensor.ipynb #c215
 class train:
     "A block, `with Tensor.train():`, in which layers behave as in training"
     def __init__(self, mode: bool = True): self.mode = mode
     def __enter__(self) -> None: self.before, Tensor.training = Tensor.training, self.mode
     def __exit__(self, *error: object) -> None: Tensor.training = self.before
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c215
+# %% ../../nbs/frontend/41_tensor.ipynb #c217
 class Packing(Dropping):
     "Copies made by `copy` and `pickle`"
     __slots__ = ()
     def __reduce__(self) -> tuple:
         return type(self), (self.numpy(), self.device, self.dtype, self.requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c218
+# %% ../../nbs/frontend/41_tensor.ipynb #c220
 class Tensor(Packing):
     "An array that is computed when somebody looks"
     __slots__ = ()
     train = train
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c221
+# %% ../../nbs/frontend/41_tensor.ipynb #c223
 def live_tensors() -> list[Tensor]:
     "All tensors that somebody still refers to, by age of their cells"
     alive = [t for ref in list(handles.data)  # type: ignore[attr-defined]

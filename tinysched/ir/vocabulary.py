@@ -10,9 +10,9 @@ __all__ = ['NUMBERS', 'LOGIC', 'TINY', 'STEEP', 'Ops', 'GroupOp', 'AxisError', '
            'Surrounding', 'weak', 'meeting', 'converted', 'aligned', 'plain', 'Pairing', 'logic', 'Combining', 'Adding',
            'Subtracting', 'known', 'Differing', 'Comparing', 'AtMost', 'Bitwise', 'Bits', 'Inverting', 'Shifts',
            'true_quotient', 'floor_quotient', 'remainder', 'Meeting', 'Dividing', 'FloorDividing', 'Naming',
-           'NamedArithmetic', 'NamedDivision', 'NamedBits', 'NamedShifts', 'Choosing', 'Deciding', 'upside_down',
-           'Extremal', 'Smaller', 'Clipping', 'pad_pairs', 'least', 'is_zero', 'Inside', 'Padding', 'Rounding',
-           'Flooring', 'Nearest', 'Signs', 'Signing', 'Oddities', 'Widening', 'Functions', 'Logarithms',
+           'NamedArithmetic', 'truncated', 'NamedDivision', 'NamedBits', 'NamedShifts', 'Choosing', 'Deciding',
+           'upside_down', 'Extremal', 'Smaller', 'Clipping', 'pad_pairs', 'least', 'is_zero', 'Inside', 'Padding',
+           'Rounding', 'Flooring', 'Nearest', 'Signs', 'Signing', 'Oddities', 'Widening', 'Functions', 'Logarithms',
            'log_of_one_more', 'Reciprocals', 'Waves', 'times', 'int_power', 'zero_power', 'float_power', 'power',
            'NumberPowers', 'Powers', 'Reflected', 'Casting', 'IntCasting', 'Rectifying', 'Leaking', 'logistic',
            'Sigmoids', 'Gates', 'GaussianGate', 'Softplus', 'Folding', 'Reductions', 'AddingUp', 'Sums', 'Multiplying',
@@ -22,16 +22,19 @@ __all__ = ['NUMBERS', 'LOGIC', 'TINY', 'STEEP', 'Ops', 'GroupOp', 'AxisError', '
            'Fitting', 'Joining', 'Stacking', 'Repeating', 'Interleaving', 'Splitting', 'Parting', 'Chunking',
            'spell_out', 'one', 'span', 'places', 'check_places', 'window', 'Stepping', 'Slicing', 'Entries', 'Checking',
            'is_value', 'roomy', 'position', 'fetched', 'picked', 'Picking', 'Indexing', 'Gathering', 'check_matmul',
-           'Products', 'Matmul', 'MatmulOperators', 'Linear', 'outputs', 'Axis', 'sliding', 'apart', 'spread',
-           'windowed_axes', 'windows', 'around', 'check_conv', 'grouped', 'Convolution', 'Pools', 'Pooling',
+           'Products', 'Matmul', 'MatmulOperators', 'check_bias', 'Linear', 'outputs', 'Axis', 'sliding', 'apart',
+           'spread', 'windowed_axes', 'windows', 'around', 'check_conv', 'grouped', 'Convolution', 'Pools', 'Pooling',
            'Averaging', 'Triangles', 'Halves', 'Masks', 'Cumulating', 'reduced', 'Distances', 'AbsoluteDistances',
            'Binary', 'BinaryLogits', 'Likelihood', 'Likelihoods', 'LogLoss', 'CrossEntropy', 'ClassLosses',
-           'Vocabulary']
+           'small_atan', 'angle', 'Angles', 'Hyperbolic', 'inverse_sinh', 'InverseHyperbolic', 'error_function',
+           'Smooth', 'Exponential', 'ScaledExponential', 'Hard', 'MoreGates', 'met', 'Closeness', 'AllClose',
+           'Blending', 'Chaining', 'Vocabulary']
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c2
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
+from itertools import zip_longest
 from typing import Any, Self
 
 from ..helpers import flatten, prod
@@ -264,12 +267,12 @@ class Operands(Primitives):
 class Reshaping(Operands):
     "Other shapes for the same elements"
     __slots__ = ()
-    def reshape(self, *shape: Any) -> Self:
+    def reshape(self, shape: Any = (), *args: Any) -> Self:
         "The elements in another shape; one size may be -1, and None keeps a size"
-        new = check_reshape(self.shape, sizes('reshape', shape))
+        new = check_reshape(self.shape, sizes('reshape', (shape, *args)))
         return self if new == self.shape else self._movement(Ops.RESHAPE, new)
 
-    def view(self, *shape: Any) -> Self: return self.reshape(*shape)
+    def view(self, shape: Any = (), *args: Any) -> Self: return self.reshape(shape, *args)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c75
 class Stretching(Reshaping):
@@ -284,17 +287,17 @@ class Stretching(Reshaping):
 class Expanding(Stretching):
     "Elements repeated without being stored again"
     __slots__ = ()
-    def expand(self, *shape: Any) -> Self:
+    def expand(self, shape: Any = (), *args: Any) -> Self:
         "Axes of size 1 stretched, and new axes in front; -1 and None keep a size"
-        return self._stretch(check_expand(self.shape, sizes('expand', shape)))
+        return self._stretch(check_expand(self.shape, sizes('expand', (shape, *args))))
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c81
 class Ordering(Expanding):
     "Axes in another order"
     __slots__ = ()
-    def permute(self, *order: Any) -> Self:
+    def permute(self, order: Any = (), *args: Any) -> Self:
         "The axes in another order"
-        axes = check_permute(self.shape, sizes('permute', order, 'order'))
+        axes = check_permute(self.shape, sizes('permute', (order, *args), 'order'))
         return self if axes == tuple(range(self.ndim)) else self._movement(Ops.PERMUTE, axes)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c83
@@ -315,9 +318,10 @@ class Flipping(Transposing):
         "The first two axes exchanged; a value with fewer axes as it is"
         return self.transpose() if self.ndim > 1 else self
 
-    def flip(self, *axis: Any) -> Self:
+    def flip(self, axis: Any = None, *args: Any) -> Self:
         "The elements in reverse along these axes, along all if none is given"
-        axes = check_flip(self.shape, sizes('flip', axis, 'axis') if axis else None)
+        given = None if axis is None else sizes('flip', (axis, *args), 'axis')
+        axes = check_flip(self.shape, given)
         return self._movement(Ops.FLIP, axes) if axes else self
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c89
@@ -494,6 +498,8 @@ class Inverting(Bits):
     __slots__ = ()
     def __invert__(self) -> Any:
         if self.dtype is dtypes.bool: return -self
+        if self.dtype.kind == 'float':
+            raise TypeError(f'invert (~): wanted ints or bools, got {self.dtype.name}. Try -x')
         return self ^ (self.dtype.max if self.dtype.kind == 'uint' else -1)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c137
@@ -568,16 +574,30 @@ class NamedArithmetic(Naming):
     def neg(self) -> Self: return -self
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c158
+def truncated(a: Any, x: Any, reverse: bool) -> Any:
+    "The quotient rounded towards zero, computed in ints for ints"
+    if (pair := a._pair('div', x)) is None or pair[0].dtype.kind == 'float':
+        return (q := a.div(x, reverse))._alu(Ops.TRUNC, q)
+    down = a.idiv(x, reverse)
+    return down + ((down < 0) & a.mod(x, reverse).ne(0))
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c160
 class NamedDivision(NamedArithmetic):
     "Division as methods; `reverse` exchanges the operands"
     __slots__ = ()
-    def div(self, x: Any, reverse: bool = False) -> Self: return self._named('truediv', x, reverse)
+    def div(self, x: Any, reverse: bool = False, rounding_mode: str | None = None) -> Self:
+        "self / x, as it is or rounded by 'trunc' or 'floor'"
+        if rounding_mode is None: return self._named('truediv', x, reverse)
+        if rounding_mode == 'floor': return self.idiv(x, reverse)
+        if rounding_mode != 'trunc':
+            raise ValueError(f"div: rounding_mode {rounding_mode!r}; wanted 'trunc' or 'floor'")
+        return truncated(self, x, reverse)
     def idiv(self, x: Any, reverse: bool = False) -> Self:
         "self // x, rounded down"
         return self._named('floordiv', x, reverse)
     def mod(self, x: Any, reverse: bool = False) -> Self: return self._named('mod', x, reverse)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c160
+# %% ../../nbs/ir/02_vocabulary.ipynb #c163
 class NamedBits(NamedDivision):
     "Bit operations as methods"
     __slots__ = ()
@@ -587,14 +607,14 @@ class NamedBits(NamedDivision):
     def bitwise_not(self) -> Self: return ~self
     def logical_not(self) -> Self: return -converted(self, dtypes.bool)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c163
+# %% ../../nbs/ir/02_vocabulary.ipynb #c166
 class NamedShifts(NamedBits):
     "Shifts as methods"
     __slots__ = ()
     def lshift(self, x: Any) -> Self: return self._named('lshift', x)
     def rshift(self, x: Any) -> Self: return self._named('rshift', x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c166
+# %% ../../nbs/ir/02_vocabulary.ipynb #c169
 class Choosing(NamedShifts):
     "One of two values, element by element"
     __slots__ = ()
@@ -603,7 +623,7 @@ class Choosing(NamedShifts):
         x, y = (self._const(v, dt) if type(v) in NUMBERS else converted(v, dt) for v in (x, y))
         return self._alu(Ops.WHERE, *aligned('where', cond, x, y))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c168
+# %% ../../nbs/ir/02_vocabulary.ipynb #c171
 class Deciding(Choosing):
     "A condition that chooses"
     __slots__ = ()
@@ -613,12 +633,12 @@ class Deciding(Choosing):
         if x is None or y is None: raise TypeError('where: wanted values or numbers to choose from')
         return self._select(converted(self, dtypes.bool), x, y)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c171
+# %% ../../nbs/ir/02_vocabulary.ipynb #c174
 def upside_down(x: Any) -> Any:
     "The value with its order reversed, without overflow: -x for floats, ~x for the rest"
     return -x if x.dtype.kind in ('float', 'index') else ~x
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c173
+# %% ../../nbs/ir/02_vocabulary.ipynb #c176
 class Extremal(Deciding):
     "The larger and the smaller of two"
     __slots__ = ()
@@ -626,7 +646,7 @@ class Extremal(Deciding):
         "The larger of self and x; nan if one is nan"
         return known('maximum', self._binary(Ops.MAX, x), self, x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c176
+# %% ../../nbs/ir/02_vocabulary.ipynb #c179
 class Smaller(Extremal):
     "The smaller of two"
     __slots__ = ()
@@ -636,7 +656,7 @@ class Smaller(Extremal):
         a, b = map(upside_down, pair or ())
         return upside_down(a.maximum(b))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c179
+# %% ../../nbs/ir/02_vocabulary.ipynb #c182
 class Clipping(Smaller):
     "Limits"
     __slots__ = ()
@@ -648,7 +668,7 @@ class Clipping(Smaller):
 
     def clamp(self, min_: Any = None, max_: Any = None) -> Self: return self.clip(min_, max_)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c181
+# %% ../../nbs/ir/02_vocabulary.ipynb #c184
 def pad_pairs(padding: Any, ndim: int) -> Any:
     "Padding as a pair for each axis; a flat tuple begins with the last axis"
     if any(p is None or isinstance(p, (tuple, list)) for p in padding): return padding
@@ -658,7 +678,7 @@ def pad_pairs(padding: Any, ndim: int) -> Any:
     pairs = list(zip(padding[::2], padding[1::2]))
     return ((0, 0),) * (ndim - len(pairs)) + tuple(reversed(pairs))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c184
+# %% ../../nbs/ir/02_vocabulary.ipynb #c187
 def least(a: Any) -> Any:
     "The number if it is negative; 0 otherwise, and for what is symbolic"
     return min(a, 0) if isinstance(a, int) else 0
@@ -667,14 +687,14 @@ def is_zero(value: Any) -> bool:
     "Whether a plain number is 0 and not -0.0"
     return value == 0 and math.copysign(1, value) == 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c186
+# %% ../../nbs/ir/02_vocabulary.ipynb #c189
 class Inside(Clipping):
     "Where a padded value is itself"
     __slots__ = ()
     def _inside(self, pairs: tuple) -> Any:
         return self._const(True, dtypes.bool)._stretch(self.shape)._zeros_around(pairs)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c188
+# %% ../../nbs/ir/02_vocabulary.ipynb #c191
 class Padding(Inside):
     "More elements around"
     __slots__ = ()
@@ -687,7 +707,7 @@ class Padding(Inside):
         out = x._zeros_around(grow)
         return out if is_zero(value) else self._select(x._inside(grow), out, value)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c191
+# %% ../../nbs/ir/02_vocabulary.ipynb #c194
 class Rounding(Padding):
     "Floats without their fractions; what has none stays as it is"
     __slots__ = ()
@@ -700,7 +720,7 @@ class Rounding(Padding):
         t = self.trunc()
         return self._select(t < self, t + 1, t) if self.dtype.kind == 'float' else t
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c193
+# %% ../../nbs/ir/02_vocabulary.ipynb #c196
 class Flooring(Rounding):
     "Down"
     __slots__ = ()
@@ -709,7 +729,7 @@ class Flooring(Rounding):
         t = self.trunc()
         return self._select(self < t, t - 1, t) if self.dtype.kind == 'float' else t
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c196
+# %% ../../nbs/ir/02_vocabulary.ipynb #c199
 class Nearest(Flooring):
     "The nearest whole number"
     __slots__ = ()
@@ -720,7 +740,7 @@ class Nearest(Flooring):
         rest, odd = self - low, (low * 0.5).trunc().ne(low * 0.5)
         return self._select((rest > 0.5) | (rest.eq(0.5) & odd), low + 1, low)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c199
+# %% ../../nbs/ir/02_vocabulary.ipynb #c202
 class Signs(Nearest):
     "Which side of zero, and how far"
     __slots__ = ()
@@ -731,7 +751,7 @@ class Signs(Nearest):
         return far + 0.0 if self.dtype.kind == 'float' else far
     def __abs__(self) -> Self: return self.abs()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c201
+# %% ../../nbs/ir/02_vocabulary.ipynb #c204
 class Signing(Signs):
     "Which side of zero"
     __slots__ = ()
@@ -741,17 +761,18 @@ class Signing(Signs):
         side = self._select(self > 0, 1, self.trunc())
         return side if self.dtype.kind == 'uint' else self._select(self < 0, -1, side)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c204
+# %% ../../nbs/ir/02_vocabulary.ipynb #c207
 class Oddities(Signing):
     "Squares, nan and infinity"
     __slots__ = ()
     def square(self) -> Self: return self * self
     def isnan(self) -> Self: return self.ne(self)
-    def isinf(self) -> Self:
-        "Whether each element is infinite"
-        return self.abs().eq(math.inf)
+    def isinf(self, detect_positive: bool = True, detect_negative: bool = True) -> Self:
+        "Whether each element is infinite, on either side or on one"
+        if detect_positive and detect_negative: return self.abs().eq(math.inf)
+        return (self.eq(math.inf) & detect_positive) | (self.eq(-math.inf) & detect_negative)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c207
+# %% ../../nbs/ir/02_vocabulary.ipynb #c210
 class Widening(Oddities):
     "Where functions are computed"
     __slots__ = ()
@@ -762,7 +783,7 @@ class Widening(Oddities):
         wide = least_upper_dtype(x.dtype, dtypes.float32)
         return rule(x) if wide is x.dtype else rule(x.cast(wide)).cast(x.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c209
+# %% ../../nbs/ir/02_vocabulary.ipynb #c212
 class Functions(Widening):
     "What the machine can compute in one step"
     __slots__ = ()
@@ -771,7 +792,7 @@ class Functions(Widening):
     def sqrt(self) -> Self: return (x := self._float())._alu(Ops.SQRT, x)
     def sin(self) -> Self: return (x := self._float())._alu(Ops.SIN, x)   # of radians
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c212
+# %% ../../nbs/ir/02_vocabulary.ipynb #c215
 class Logarithms(Functions):
     "Other bases"
     __slots__ = ()
@@ -779,7 +800,7 @@ class Logarithms(Functions):
     def log(self) -> Self: return self._widely(lambda x: x.log2() * math.log(2))
     def log10(self) -> Self: return self._widely(lambda x: x.log2() * math.log10(2))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c215
+# %% ../../nbs/ir/02_vocabulary.ipynb #c218
 def log_of_one_more(x: Any) -> Any:
     "log(1 + x), with all digits of a tiny x"
     y = x + 1
@@ -787,7 +808,7 @@ def log_of_one_more(x: Any) -> Any:
     share = x / x._select(near, 1.0, y - 1)
     return x._select(near | y.eq(math.inf), x, y.log() * share)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c217
+# %% ../../nbs/ir/02_vocabulary.ipynb #c220
 class Reciprocals(Logarithms):
     "What is made of one division"
     __slots__ = ()
@@ -798,7 +819,7 @@ class Reciprocals(Logarithms):
     def reciprocal(self) -> Self: return 1 / self
     def rsqrt(self) -> Self: return 1 / self.sqrt()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c220
+# %% ../../nbs/ir/02_vocabulary.ipynb #c223
 class Waves(Reciprocals):
     "The other circular functions"
     __slots__ = ()
@@ -808,7 +829,7 @@ class Waves(Reciprocals):
 
     def tan(self) -> Self: return self._widely(lambda x: x.sin() / x.cos())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c223
+# %% ../../nbs/ir/02_vocabulary.ipynb #c226
 def times(x: Any, n: int) -> Any:
     "x multiplied n times, by squaring"
     out = None
@@ -817,7 +838,7 @@ def times(x: Any, n: int) -> Any:
         x, n = (x * x if n > 1 else x), n >> 1
     return x.const_like(1)._stretch(x.shape) if out is None else out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c225
+# %% ../../nbs/ir/02_vocabulary.ipynb #c228
 def int_power(a: Any, b: Any) -> Any:
     "a to the power b for ints"
     out = a.const_like(1)
@@ -825,7 +846,7 @@ def int_power(a: Any, b: Any) -> Any:
         out, a = ((b >> i) & 1).ne(0).where(out * a, out), a * a
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c228
+# %% ../../nbs/ir/02_vocabulary.ipynb #c231
 def zero_power(a: Any, b: Any) -> Any:
     "a to the power b where a is 0, and b is not"
     return (b < 0).where(math.inf, b.eq(1).where(a, 0.0))
@@ -839,14 +860,14 @@ def float_power(a: Any, b: Any) -> Any:
     below = whole.where(odd.where(-size, size), math.nan)
     return b.eq(0).where(1.0, (a < 0).where(below, size))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c230
+# %% ../../nbs/ir/02_vocabulary.ipynb #c233
 def power(a: Any, b: Any) -> Any:
     "a to the power b, both of one dtype"
     if a.dtype.kind != 'float': return int_power(a, b)
     wide = least_upper_dtype(a.dtype, dtypes.float32)
     return converted(float_power(converted(a, wide), converted(b, wide)), a.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c233
+# %% ../../nbs/ir/02_vocabulary.ipynb #c236
 class NumberPowers(Waves):
     "Powers that are plain numbers"
     __slots__ = ()
@@ -859,7 +880,7 @@ class NumberPowers(Waves):
             return times(x, int(n)) if n >= 0 else 1 / times(x, -int(n))
         return x.sqrt() if n == 0.5 else power(x, x.const_like(n))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c235
+# %% ../../nbs/ir/02_vocabulary.ipynb #c238
 class Powers(NumberPowers):
     "x ** y"
     __slots__ = ()
@@ -869,7 +890,7 @@ class Powers(NumberPowers):
 
     def pow(self, x: Any, reverse: bool = False) -> Self: return self._named('pow', x, reverse)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c238
+# %% ../../nbs/ir/02_vocabulary.ipynb #c241
 class Reflected(Powers):
     "number ** y"
     __slots__ = ()
@@ -878,7 +899,7 @@ class Reflected(Powers):
         if b.dtype.kind != 'float' or x <= 0: return power(b.const_like(x), b)
         return b._widely(lambda v: (v * math.log2(x)).exp2())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c241
+# %% ../../nbs/ir/02_vocabulary.ipynb #c244
 class Casting(Reflected):
     "Other dtypes by name"
     __slots__ = ()
@@ -887,7 +908,7 @@ class Casting(Reflected):
     def double(self) -> Self: return self.cast(dtypes.float64)
     def float(self) -> Self: return self.cast(dtypes.default_float)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c243
+# %% ../../nbs/ir/02_vocabulary.ipynb #c246
 class IntCasting(Casting):
     "Whole dtypes by name"
     __slots__ = ()
@@ -899,8 +920,9 @@ class IntCasting(Casting):
 
     def int(self) -> Self: return self.cast(dtypes.default_int)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c246
-TINY = {dtypes.float16: 2.0**-24, dtypes.float64: 2.0**-1022}   # others 2 ** -126
+# %% ../../nbs/ir/02_vocabulary.ipynb #c249
+TINY = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-133, dtypes.float32: 2.0**-149,
+        dtypes.float64: 2.0**-1074}   # the smallest positive numbers
 
 class Rectifying(IntCasting):
     "The positive part, hard or leaky"
@@ -908,9 +930,9 @@ class Rectifying(IntCasting):
     def relu(self) -> Self:
         "The positive part; its gradient at 0 is 0, and nan stays"
         if self.dtype.kind != 'float': return self.maximum(0)
-        return self._select(self < TINY.get(self.dtype, 2.0**-126), 0.0, self)
+        return self._select(self < TINY[self.dtype], 0.0, self)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c248
+# %% ../../nbs/ir/02_vocabulary.ipynb #c251
 class Leaking(Rectifying):
     "A positive part that lets a little through"
     __slots__ = ()
@@ -919,14 +941,14 @@ class Leaking(Rectifying):
         x = self._float()
         return x._select(x < 0, x * neg_slope, x)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c251
+# %% ../../nbs/ir/02_vocabulary.ipynb #c254
 STEEP = {dtypes.float64: -700.0}   # others -87
 
 def logistic(x: Any) -> Any:
     "1 / (1 + exp(-x)) with a finite exponential"
     return 1 / ((x.maximum(STEEP.get(x.dtype, -87.0)) * -math.log2(math.e)).exp2() + 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c253
+# %% ../../nbs/ir/02_vocabulary.ipynb #c256
 class Sigmoids(Leaking):
     "Smooth steps"
     __slots__ = ()
@@ -936,7 +958,7 @@ class Sigmoids(Leaking):
 
     def tanh(self) -> Self: return self._widely(lambda x: (x * 2).sigmoid() * 2 - 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c256
+# %% ../../nbs/ir/02_vocabulary.ipynb #c259
 class Gates(Sigmoids):
     "x times a share of itself"
     __slots__ = ()
@@ -946,33 +968,35 @@ class Gates(Sigmoids):
 
     def swish(self) -> Self: return self.silu()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c258
+# %% ../../nbs/ir/02_vocabulary.ipynb #c261
 class GaussianGate(Gates):
     "x times a share of a normal distribution"
     __slots__ = ()
-    def gelu(self) -> Self:
+    def gelu(self, approximate: str = 'tanh') -> Self:
         "self times the share of a normal distribution below it, by its usual tanh formula"
+        if approximate != 'tanh': raise ValueError(f"gelu: {approximate!r}; wanted 'tanh'")
         scale = 2 * math.sqrt(2 / math.pi)
         return self._widely(lambda x: x * ((x + 0.044715 * x * x * x) * scale).sigmoid())
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c261
+# %% ../../nbs/ir/02_vocabulary.ipynb #c264
 class Softplus(GaussianGate):
     "Smooth logarithms"
     __slots__ = ()
-    def softplus(self) -> Self:
-        "log(1 + exp(self)) without overflow"
+    def softplus(self, beta: float = 1.0) -> Self:
+        "log(1 + exp(beta * self)) / beta without overflow"
+        if beta != 1: return (self * beta).softplus() / beta
         return self._widely(lambda x: x.maximum(0) + (-x.abs()).exp().log1p())
 
     def logsigmoid(self) -> Self: return -(-self).softplus()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c264
+# %% ../../nbs/ir/02_vocabulary.ipynb #c267
 class Folding(Softplus):
     "Axes folded into one element"
     __slots__ = ()
     def _without(self, axes: Sequence[int]) -> Self:
         return self.reshape(tuple(n for i, n in enumerate(self.shape) if i not in axes))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c266
+# %% ../../nbs/ir/02_vocabulary.ipynb #c269
 class Reductions(Folding):
     "REDUCE, and its axes dropped"
     __slots__ = ()
@@ -982,7 +1006,7 @@ class Reductions(Folding):
         out = self._reduce(op, axes)
         return out if keepdim else out._without(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c269
+# %% ../../nbs/ir/02_vocabulary.ipynb #c272
 class AddingUp(Reductions):
     "Sums in a type large enough"
     __slots__ = ()
@@ -991,7 +1015,7 @@ class AddingUp(Reductions):
         out = converted(self, sum_acc_dtype(self.dtype))._fold(name, op, axis, keepdim)
         return converted(out, self.dtype) if self.dtype.kind == 'float' else out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c271
+# %% ../../nbs/ir/02_vocabulary.ipynb #c274
 class Sums(AddingUp):
     "Sums and products"
     __slots__ = ()
@@ -999,7 +1023,7 @@ class Sums(AddingUp):
         "The sum over the axes; small types are added up in a larger one"
         return self._add_up('sum', Ops.ADD, axis, keepdim, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c274
+# %% ../../nbs/ir/02_vocabulary.ipynb #c277
 class Multiplying(Sums):
     "Products"
     __slots__ = ()
@@ -1007,7 +1031,7 @@ class Multiplying(Sums):
         "The product over the axes"
         return self._add_up('prod', Ops.MUL, axis, keepdim, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c277
+# %% ../../nbs/ir/02_vocabulary.ipynb #c280
 class Extremes(Multiplying):
     "The largest and the smallest"
     __slots__ = ()
@@ -1015,7 +1039,7 @@ class Extremes(Multiplying):
         "The largest over the axes; nan if there is one"
         return self._fold('max', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c279
+# %% ../../nbs/ir/02_vocabulary.ipynb #c282
 class Minimum(Extremes):
     "The smallest"
     __slots__ = ()
@@ -1023,7 +1047,7 @@ class Minimum(Extremes):
         "The smallest over the axes; nan if there is one"
         return upside_down(upside_down(self)._fold('min', Ops.MAX, axis, keepdim))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c282
+# %% ../../nbs/ir/02_vocabulary.ipynb #c285
 class Quantifiers(Minimum):
     "Some and every"
     __slots__ = ()
@@ -1031,7 +1055,7 @@ class Quantifiers(Minimum):
         "Whether one of them is not zero"
         return converted(self, dtypes.bool)._fold('any', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c284
+# %% ../../nbs/ir/02_vocabulary.ipynb #c287
 class Every(Quantifiers):
     "Whether none fails"
     __slots__ = ()
@@ -1039,14 +1063,14 @@ class Every(Quantifiers):
         "Whether none of them is zero"
         return -(-converted(self, dtypes.bool))._fold('all', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c287
+# %% ../../nbs/ir/02_vocabulary.ipynb #c290
 class Averages(Every):
     "Means"
     __slots__ = ()
     def _count(self, name: str, axis: Any) -> Any:
         return prod([self.shape[i] for i in resolve_axes(name, axis, self.ndim)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c289
+# %% ../../nbs/ir/02_vocabulary.ipynb #c292
 class Means(Averages):
     "The average"
     __slots__ = ()
@@ -1057,7 +1081,7 @@ class Means(Averages):
         total = self.sum(axis, keepdim, None if exact else least_upper_dtype(dt, dtypes.float32))
         return converted(total / self._count('mean', axis), dt)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c292
+# %% ../../nbs/ir/02_vocabulary.ipynb #c295
 class Deviations(Means):
     "How far from the mean"
     __slots__ = ()
@@ -1067,15 +1091,16 @@ class Deviations(Means):
         if isinstance(n, int): n = max(n, 0)
         return self._widely(lambda x: (x - x.mean(axis, True)).square().sum(axis, keepdim) / n)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c294
+# %% ../../nbs/ir/02_vocabulary.ipynb #c297
 class Spread(Deviations):
     "The root of the variance"
     __slots__ = ()
     def std(self, axis: Any = None, keepdim: bool = False, correction: int = 1) -> Self:
         "The root of `var`"
+        resolve_axes('std', axis, self.ndim)
         return self.var(axis, keepdim, correction).sqrt()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c297
+# %% ../../nbs/ir/02_vocabulary.ipynb #c300
 class Sinking(Spread):
     "Values with their maximum at 0"
     __slots__ = ()
@@ -1083,19 +1108,19 @@ class Sinking(Spread):
         top = self._fold(name, Ops.MAX, axis, True)
         return self - top._alu(Ops.DETACH, top)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c299
+# %% ../../nbs/ir/02_vocabulary.ipynb #c302
 def shares(x: Any, axis: Any) -> Any:
     "exp(x) divided by its sum"
     e = x._below_max('softmax', axis).exp()
     return e / e.sum(axis, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c302
+# %% ../../nbs/ir/02_vocabulary.ipynb #c305
 def log_shares(x: Any, axis: Any) -> Any:
     "x less the logarithm of the sum of exp(x)"
     below = x._below_max('log_softmax', axis)
     return below - below.exp().sum(axis, True).log()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c304
+# %% ../../nbs/ir/02_vocabulary.ipynb #c307
 class Softmaxes(Sinking):
     "Exponentials as shares of their sum"
     __slots__ = ()
@@ -1103,7 +1128,7 @@ class Softmaxes(Sinking):
         "exp(self) divided by its sum over the axis"
         return (self if dtype is None else self.cast(dtype))._widely(lambda x: shares(x, axis))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c307
+# %% ../../nbs/ir/02_vocabulary.ipynb #c310
 class LogSoftmaxes(Softmaxes):
     "Logarithms of shares"
     __slots__ = ()
@@ -1111,14 +1136,14 @@ class LogSoftmaxes(Softmaxes):
         "The logarithm of `softmax`, exact where that is tiny"
         return (self if dtype is None else self.cast(dtype))._widely(lambda x: log_shares(x, axis))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c310
+# %% ../../nbs/ir/02_vocabulary.ipynb #c313
 def log_of_sum(x: Any, axis: Any) -> Any:
     "log of the sum of exp(x), its axes kept"
     top = x._fold('logsumexp', Ops.MAX, axis, True)
     top = top._alu(Ops.DETACH, top._select(top.isinf(), 0.0, top))
     return (x - top).exp().sum(axis, True).log() + top
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c312
+# %% ../../nbs/ir/02_vocabulary.ipynb #c315
 class LogSums(LogSoftmaxes):
     "A sum of numbers given by their logarithms"
     __slots__ = ()
@@ -1127,7 +1152,7 @@ class LogSums(LogSoftmaxes):
         out = self._widely(lambda x: log_of_sum(x, axis))
         return out if keepdim else out._without(resolve_axes('logsumexp', axis, self.ndim))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c315
+# %% ../../nbs/ir/02_vocabulary.ipynb #c318
 class Places(LogSums):
     "Numbers along an axis"
     __slots__ = ()
@@ -1135,7 +1160,7 @@ class Places(LogSums):
         shape = [n if i == axis else 1 for i, n in enumerate(self.shape)]
         return self._arange(self.shape[axis], dtype).reshape(shape)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c317
+# %% ../../nbs/ir/02_vocabulary.ipynb #c320
 class FirstMax(Places):
     "The first of the largest"
     __slots__ = ()
@@ -1147,7 +1172,7 @@ class FirstMax(Places):
         marked = self._select(top, n - self._axis_index(axis), 0)
         return n - marked._fold('argmax', Ops.MAX, axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c320
+# %% ../../nbs/ir/02_vocabulary.ipynb #c323
 class Positions(FirstMax):
     "Where things are"
     __slots__ = ()
@@ -1157,7 +1182,7 @@ class Positions(FirstMax):
             return self.reshape(-1)._first_max(0, False).reshape((1,) * self.ndim * keepdim)
         return self._first_max(resolve_axis('argmax', axis, self.ndim), keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c322
+# %% ../../nbs/ir/02_vocabulary.ipynb #c325
 class Lowest(Positions):
     "Where the smallest is"
     __slots__ = ()
@@ -1165,7 +1190,7 @@ class Lowest(Positions):
         "The index of the first smallest element, or of the first nan"
         return upside_down(self).argmax(axis, keepdim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c325
+# %% ../../nbs/ir/02_vocabulary.ipynb #c328
 class Squeezing(Lowest):
     "Axes of size 1"
     __slots__ = ()
@@ -1174,7 +1199,7 @@ class Squeezing(Lowest):
         axes = resolve_axes('squeeze', dim, self.ndim)
         return self._without([i for i in axes if same(self.shape[i], 1)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c327
+# %% ../../nbs/ir/02_vocabulary.ipynb #c330
 class Unsqueezing(Squeezing):
     "A new axis"
     __slots__ = ()
@@ -1183,7 +1208,7 @@ class Unsqueezing(Squeezing):
         i = resolve_axis('unsqueeze', dim, self.ndim + 1)
         return self.reshape(self.shape[:i] + (1,) + self.shape[i:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c330
+# %% ../../nbs/ir/02_vocabulary.ipynb #c333
 class Flattening(Unsqueezing):
     "Axes joined and parted"
     __slots__ = ()
@@ -1193,7 +1218,7 @@ class Flattening(Unsqueezing):
         a, b = (resolve_axis('flatten', d, self.ndim) for d in (start_dim, end_dim))
         return self.reshape(self.shape[:a] + (prod(self.shape[a:b + 1]),) + self.shape[b + 1:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c332
+# %% ../../nbs/ir/02_vocabulary.ipynb #c335
 class Unflattening(Flattening):
     "One axis parted"
     __slots__ = ()
@@ -1203,14 +1228,14 @@ class Unflattening(Flattening):
         parts = infer((self.shape[i],), tuple(sizes))
         return self.reshape(self.shape[:i] + parts + self.shape[i + 1:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c335
+# %% ../../nbs/ir/02_vocabulary.ipynb #c338
 def running(xs: Sequence[Any]) -> list:
     "The sums of the first one, two, three ... numbers"
     out: list = []
     for x in xs: out.append(x if not out else out[-1] + x)
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c337
+# %% ../../nbs/ir/02_vocabulary.ipynb #c340
 class Placing(Unflattening):
     "One value among others"
     __slots__ = ()
@@ -1219,7 +1244,7 @@ class Placing(Unflattening):
         pairs = tuple((end - n, total - end) if i == axis else (0, 0) for i in range(self.ndim))
         return self._zeros_around(pairs), self._inside(pairs)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c340
+# %% ../../nbs/ir/02_vocabulary.ipynb #c343
 class Fitting(Placing):
     "Whether values fit together"
     __slots__ = ()
@@ -1231,7 +1256,7 @@ class Fitting(Placing):
         raise ValueError(f'cat: shapes {self.shape} and {x.shape} along axis {axis}; '
                          f'wanted the same number of axes and all other sizes equal')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c342
+# %% ../../nbs/ir/02_vocabulary.ipynb #c345
 class Joining(Fitting):
     "One value from several"
     __slots__ = ()
@@ -1245,22 +1270,26 @@ class Joining(Fitting):
         for part, inside in reversed(rest): out = self._select(inside, part, out)
         return out if rest else out._snapshot()
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c345
+# %% ../../nbs/ir/02_vocabulary.ipynb #c348
 class Stacking(Joining):
     "A new axis from several values"
     __slots__ = ()
     def stack(self, *args: Any, dim: int = 0) -> Self:
         "The values side by side along a new axis"
-        first, *rest = (x.unsqueeze(dim) for x in (self, *args))
-        return first.cat(*rest, dim=resolve_axis('stack', dim, self.ndim + 1))
+        axis = resolve_axis('stack', dim, self.ndim + 1)
+        if any(not same(m, n) for x in args for m, n in zip_longest(x.shape, self.shape)):
+            shapes = ' and '.join(str(x.shape) for x in (self, *args))
+            raise ValueError(f'stack: shapes {shapes}; wanted equal ones. Try cat')
+        first, *rest = (x.unsqueeze(axis) for x in (self, *args))
+        return first.cat(*rest, dim=axis)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c348
+# %% ../../nbs/ir/02_vocabulary.ipynb #c351
 class Repeating(Stacking):
     "The same elements again"
     __slots__ = ()
-    def repeat(self, *repeats: Any) -> Self:
+    def repeat(self, repeats: Any = (), *args: Any) -> Self:
         "The value, that many times along each axis"
-        reps = sizes('repeat', repeats, 'repeats')
+        reps = sizes('repeat', (repeats, *args), 'repeats')
         if len(reps) < self.ndim or any(n < 0 for n in ints(reps)):
             raise ValueError(f'repeat: {reps} for shape {self.shape}; wanted {self.ndim} numbers '
                              f'or more, none negative')
@@ -1268,7 +1297,7 @@ class Repeating(Stacking):
         x = self.reshape(flatten((1, n) for n in old))._stretch(tuple(flatten(zip(reps, old))))
         return x.reshape(tuple(r * n for r, n in zip(reps, old)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c350
+# %% ../../nbs/ir/02_vocabulary.ipynb #c353
 class Interleaving(Repeating):
     "Each element again"
     __slots__ = ()
@@ -1280,14 +1309,14 @@ class Interleaving(Repeating):
         wide = x.shape[:axis + 1] + (repeats,) + x.shape[axis + 2:]
         return x._stretch(wide).flatten(axis, axis + 1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c353
+# %% ../../nbs/ir/02_vocabulary.ipynb #c356
 class Splitting(Interleaving):
     "Several values from one"
     __slots__ = ()
     def _between(self, axis: int, start: Any, end: Any) -> Self:
         return self.shrink([(start, end) if i == axis else None for i in range(self.ndim)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c355
+# %% ../../nbs/ir/02_vocabulary.ipynb #c358
 class Parting(Splitting):
     "Several values from one"
     __slots__ = ()
@@ -1295,12 +1324,14 @@ class Parting(Splitting):
         "Parts of these sizes, or of one size, the last one maybe smaller"
         axis = resolve_axis('split', dim, self.ndim)
         n = self.shape[axis]
+        if isinstance(sizes, int) and sizes < 1:
+            raise ValueError(f'split: {sizes}; wanted 1 or more')
         if isinstance(sizes, int): sizes = [min(sizes, n - i) for i in range(0, n, sizes)] or [0]
         if sum(sizes) != n:
             raise ValueError(f'split: {list(sizes)} adds up to {sum(sizes)}; wanted {n}')
         return tuple(self._between(axis, e - s, e) for s, e in zip(sizes, running(sizes)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c358
+# %% ../../nbs/ir/02_vocabulary.ipynb #c361
 class Chunking(Parting):
     "Parts of equal size"
     __slots__ = ()
@@ -1310,7 +1341,7 @@ class Chunking(Parting):
         n = self.shape[resolve_axis('chunk', dim, self.ndim)]
         return self.split(-(-n // chunks) or [0] * chunks, dim)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c361
+# %% ../../nbs/ir/02_vocabulary.ipynb #c364
 def spell_out(shape: tuple, index: Any) -> list:
     "The index with an entry for every axis: no Ellipsis, nothing left unsaid"
     given = list(index) if isinstance(index, tuple) else [index]
@@ -1322,7 +1353,7 @@ def spell_out(shape: tuple, index: Any) -> list:
     at = dots[0] if dots else len(given)
     return given[:at] + [slice(None)] * (len(shape) - used) + given[at + 1:]
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c364
+# %% ../../nbs/ir/02_vocabulary.ipynb #c367
 def one(axis: int, n: Any, i: Any) -> tuple:
     "The span of a single place, which may count from the end"
     if isinstance(i, int) and isinstance(n, int) and not -n <= i < n:
@@ -1330,7 +1361,7 @@ def one(axis: int, n: Any, i: Any) -> tuple:
     start = i + n if isinstance(i, int) and i < 0 else i
     return start, start + 1, 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c366
+# %% ../../nbs/ir/02_vocabulary.ipynb #c369
 def span(axis: int, n: Any, i: Any) -> tuple:
     "(start, end, step) of what an int or a slice picks; a step below 0 reads backwards"
     if not isinstance(i, slice): return one(axis, n, i)
@@ -1340,7 +1371,7 @@ def span(axis: int, n: Any, i: Any) -> tuple:
     if i.step not in (None, 1): raise IndexError(f'index: step {i.step} with symbolic bounds')
     return i.start or 0, n if i.stop is None else i.stop, 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c369
+# %% ../../nbs/ir/02_vocabulary.ipynb #c372
 def places(x: Any) -> list:
     "The numbers in nested lists, and the least and greatest of an array"
     if isinstance(x, (list, tuple)): return flatten(map(places, x))
@@ -1355,7 +1386,7 @@ def check_places(shape: tuple, spelled: list) -> None:
         for k in places(i):
             if type(k) is int: one(axis, n, k)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c374
+# %% ../../nbs/ir/02_vocabulary.ipynb #c377
 def window(n: Any, start: Any, end: Any, step: int) -> tuple:
     "(start, end, missing, column): whole pieces, what they lack at the end, and where to look"
     if step == 1: return start, end, 0, 0
@@ -1364,7 +1395,7 @@ def window(n: Any, start: Any, end: Any, step: int) -> tuple:
     last = min(n, first + pieces * step)
     return first, last, first + pieces * step - last, start - first
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c377
+# %% ../../nbs/ir/02_vocabulary.ipynb #c380
 class Stepping(Chunking):
     "One column of each axis cut into pieces"
     __slots__ = ()
@@ -1374,7 +1405,7 @@ class Stepping(Chunking):
         x = self.reshape(shape).shrink(flatten((None, (c, c + 1)) for c in columns))
         return x.reshape(shape[::2])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c379
+# %% ../../nbs/ir/02_vocabulary.ipynb #c382
 class Slicing(Stepping):
     "Basic indexing, made of movement ops only: the result is a view"
     __slots__ = ()
@@ -1387,13 +1418,13 @@ class Slicing(Stepping):
         x = x._zeros_around(tuple((0, more) for _, _, more, _ in pieces), view=True)
         return x._every([s for _, _, s in ahead], [column for *_, column in pieces])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c382
+# %% ../../nbs/ir/02_vocabulary.ipynb #c385
 class Entries(Slicing):
     "What may stand in square brackets"
     __slots__ = ()
     def _index_value(self, i: Any) -> Any: return self._wrap(i)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c384
+# %% ../../nbs/ir/02_vocabulary.ipynb #c387
 class Checking(Entries):
     "Whether an entry is understood"
     __slots__ = ()
@@ -1407,12 +1438,12 @@ class Checking(Entries):
         raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. '
                          f'For a mask try where')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c387
+# %% ../../nbs/ir/02_vocabulary.ipynb #c390
 def is_value(i: Any) -> bool:
     "Whether an index entry is a value with elements, not a plain or symbolic number"
     return isinstance(i, Primitives) and i.dtype is not dtypes.index
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c389
+# %% ../../nbs/ir/02_vocabulary.ipynb #c392
 def roomy(v: Any) -> Any:
     "The indices as ints with a sign, of 32 bits or more"
     if v.dtype.itemsize < 4: return v.cast(dtypes.int32)
@@ -1426,13 +1457,13 @@ def position(values: list, sizes: list) -> Any:
         out = ahead if out is None else out * n + ahead
     return out
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c392
+# %% ../../nbs/ir/02_vocabulary.ipynb #c395
 def fetched(x: Any, spot: Any) -> Any:
     "The elements of x at places along its first axis"
     hit = spot.reshape(spot.shape + (1,) * x.ndim).eq(x._axis_index(0))
     return converted(x._select(hit, x, 0).sum(spot.ndim), x.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c394
+# %% ../../nbs/ir/02_vocabulary.ipynb #c397
 def picked(x: Any, at: list, values: list, place: int) -> Any:
     "The elements of x at the places that values give for axes `at`; their axes stand at `place`"
     rest, measures = [i for i in range(x.ndim) if i not in at], [x.shape[i] for i in at]
@@ -1442,7 +1473,7 @@ def picked(x: Any, at: list, values: list, place: int) -> Any:
     new, old = list(range(spot.ndim)), list(range(spot.ndim, out.ndim))
     return out.permute(old[:place] + new + old[place:])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c397
+# %% ../../nbs/ir/02_vocabulary.ipynb #c400
 class Picking(Checking):
     "Indexing by values"
     __slots__ = ()
@@ -1452,7 +1483,7 @@ class Picking(Checking):
         together = numbers[-1] - numbers[0] == len(numbers) - 1
         return picked(self, at, [kept[k] for k in at], numbers[0] if together else 0)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c399
+# %% ../../nbs/ir/02_vocabulary.ipynb #c402
 class Indexing(Picking):
     "Square brackets"
     __slots__ = ()
@@ -1466,7 +1497,7 @@ class Indexing(Picking):
         x = x.reshape(tuple(1 if i is None else next(left) for i in kept))
         return x._picked(entries, kept) if any(map(is_value, kept)) else x
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c402
+# %% ../../nbs/ir/02_vocabulary.ipynb #c405
 class Gathering(Indexing):
     "One element for each index"
     __slots__ = ()
@@ -1478,7 +1509,7 @@ class Gathering(Indexing):
         hit = index.unsqueeze(-1).eq(x._axis_index(x.ndim - 1))
         return converted(x._select(hit, x, 0).sum(-1), self.dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c405
+# %% ../../nbs/ir/02_vocabulary.ipynb #c408
 def check_matmul(a: tuple, b: tuple) -> None:
     "None; ValueError where the inner sizes differ"
     if not a or not b: raise ValueError(f'matmul: shapes {a} and {b}; wanted an axis each. Try *')
@@ -1487,7 +1518,7 @@ def check_matmul(a: tuple, b: tuple) -> None:
         raise ValueError(f'matmul: shapes {a} and {b}; {a[-1]} columns meet {inner} rows. '
                          f'Wanted equal numbers. Try transpose')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c407
+# %% ../../nbs/ir/02_vocabulary.ipynb #c410
 class Products(Gathering):
     "Products of matrices: every pair multiplied, then summed"
     __slots__ = ()
@@ -1501,7 +1532,7 @@ class Products(Gathering):
         if a.ndim > 1 and b.ndim > 1: a, b = a.unsqueeze(-2), b.unsqueeze(-3)
         return converted((a * b).sum(-1), out)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c410
+# %% ../../nbs/ir/02_vocabulary.ipynb #c413
 class Matmul(Products):
     "The matrix product by other names"
     __slots__ = ()
@@ -1511,7 +1542,7 @@ class Matmul(Products):
         other = self._wrap(x)
         return known('matmul', NotImplemented if other is None else other, self, x).dot(self, dtype)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c412
+# %% ../../nbs/ir/02_vocabulary.ipynb #c415
 class MatmulOperators(Matmul):
     "The @ operator"
     __slots__ = ()
@@ -1521,21 +1552,28 @@ class MatmulOperators(Matmul):
     def __rmatmul__(self, x: Any) -> Any:
         return NotImplemented if self._wrap(x) is None else self.matmul(x, True)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c415
+# %% ../../nbs/ir/02_vocabulary.ipynb #c418
+def check_bias(name: str, bias: Any, wanted: tuple) -> None:
+    "None; ValueError where there is a bias of another shape"
+    if bias is None or len(bias.shape) == len(wanted) and all(map(same, bias.shape, wanted)): return
+    raise ValueError(f'{name}: bias {bias.shape}; wanted {wanted}, as many as the weight gives')
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c420
 class Linear(MatmulOperators):
     "A layer without memory"
     __slots__ = ()
     def linear(self, weight: Any, bias: Any = None) -> Self:
         "self @ weight + bias; a weight with one axis scales instead"
         out = self * weight if weight.ndim == 1 else self.dot(weight)
+        check_bias('linear', bias, weight.shape[-1:])
         return out if bias is None else out + bias
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c420
+# %% ../../nbs/ir/02_vocabulary.ipynb #c425
 def outputs(size: int, kernel: int, stride: int, dilation: int) -> int:
     "How many windows fit along an axis"
     return (size - dilation * (kernel - 1) - 1) // stride + 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c423
+# %% ../../nbs/ir/02_vocabulary.ipynb #c428
 class Axis:
     "One axis with a sliding window"
     def __init__(self, size: int, kernel: int, stride: int, dilation: int):
@@ -1546,7 +1584,7 @@ class Axis:
         self.copies = -(-kernel * self.piece // self.room)
         self.disjoint = kernel <= stride and dilation == 1
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c426
+# %% ../../nbs/ir/02_vocabulary.ipynb #c431
 def sliding(x: Any, axes: list[Axis]) -> Any:
     "Windows that overlap: the last axes become (kernel, position) each"
     lead = x.shape[:-len(axes)]
@@ -1560,7 +1598,7 @@ def sliding(x: Any, axes: list[Axis]) -> Any:
     x = x.shrink(none + flatten((None, None, (0, 1)) for a in axes))
     return x.reshape(lead + rest(flatten((a.kernel, a.out) for a in axes)))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c429
+# %% ../../nbs/ir/02_vocabulary.ipynb #c434
 def apart(x: Any, axes: list[Axis]) -> Any:
     "Windows that do not overlap: the last axes become (position, kernel) each"
     lead = x.shape[:-len(axes)]
@@ -1570,14 +1608,14 @@ def apart(x: Any, axes: list[Axis]) -> Any:
     x = x.reshape(lead + tuple(flatten((a.out, a.stride) for a in axes)))
     return x.shrink([None] * len(lead) + flatten((None, (0, a.kernel)) for a in axes))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c431
+# %% ../../nbs/ir/02_vocabulary.ipynb #c436
 def spread(name: str, n: Any, axes: int) -> list[int]:
     "One number for each spatial axis"
     out = list(sizes(name, (n,), 'setting')) if isinstance(n, (tuple, list)) else [n] * axes
     if len(out) == axes: return out
     raise ValueError(f'{name}: {n} for {axes} spatial axes; wanted one number, or {axes}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c434
+# %% ../../nbs/ir/02_vocabulary.ipynb #c439
 def windowed_axes(name: str, shape: tuple, kernel: list, stride: Any, dilation: Any) -> list[Axis]:
     "A record for each of the last axes"
     s, d = (spread(name, v, len(kernel)) for v in (stride, dilation))
@@ -1588,7 +1626,7 @@ def windowed_axes(name: str, shape: tuple, kernel: list, stride: Any, dilation: 
     raise ValueError(f'{name}: a kernel {kernel} with dilation {d} does not fit in '
                      f'{shape[-len(kernel):]}; try padding')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c436
+# %% ../../nbs/ir/02_vocabulary.ipynb #c441
 def windows(name: str, x: Any, kernel: list, stride: Any, dilation: Any) -> Any:
     "Every window of the last axes: they become (positions..., kernel...)"
     axes = windowed_axes(name, x.shape, kernel, stride, dilation)
@@ -1598,13 +1636,13 @@ def windows(name: str, x: Any, kernel: list, stride: Any, dilation: Any) -> Any:
     evens, odds = range(lead, lead + 2 * k, 2), range(lead + 1, lead + 2 * k, 2)
     return x.permute([*range(lead), *(evens if disjoint else odds), *(odds if disjoint else evens)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c439
+# %% ../../nbs/ir/02_vocabulary.ipynb #c444
 def around(name: str, padding: Any, axes: int) -> tuple:
     "Padding of the spatial axes as PyTorch's flat tuple, which begins with the last"
     if isinstance(padding, (tuple, list)) and len(padding) == 2 * axes: return tuple(padding)
     return tuple(flatten((p, p) for p in reversed(spread(name, padding, axes))))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c441
+# %% ../../nbs/ir/02_vocabulary.ipynb #c446
 def check_conv(x: tuple, w: tuple, groups: int) -> None:
     "None; ValueError where image, weight and groups do not go together"
     if len(x) < 3 or len(x) != len(w):
@@ -1613,14 +1651,14 @@ def check_conv(x: tuple, w: tuple, groups: int) -> None:
         raise ValueError(f'conv2d: image {x}, weight {w}, groups={groups}; wanted '
                          f'{groups * w[1]} channels, and outputs that {groups} divides')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c444
+# %% ../../nbs/ir/02_vocabulary.ipynb #c449
 def grouped(x: Any, groups: int, k: int) -> Any:
     "Windows of images as (batch, groups, 1, positions..., channels, kernel...)"
     batch, channels, *rest = x.shape
     x = x.reshape((batch, groups, 1, channels // groups, *rest))
     return x.permute([0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)])
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c447
+# %% ../../nbs/ir/02_vocabulary.ipynb #c452
 class Convolution(Linear):
     "Products of windows"
     __slots__ = ()
@@ -1628,6 +1666,7 @@ class Convolution(Linear):
                dilation: Any = 1, padding: Any = 0, dtype: Any = None) -> Self:
         "Each window of each image times each filter, summed; any number of spatial axes"
         check_conv(self.shape, weight.shape, groups)
+        check_bias('conv2d', bias, weight.shape[:1])
         (out, channels, *kernel), k = weight.shape, weight.ndim - 2
         dt = meeting(self, weight) if dtype is None else dtype
         x = self.pad(around('conv2d', padding, k))
@@ -1638,7 +1677,7 @@ class Convolution(Linear):
         y = converted(y.reshape((self.shape[0], out, *y.shape[3:])), dt)
         return y if bias is None else y + bias.reshape((1, -1, *[1] * k))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c450
+# %% ../../nbs/ir/02_vocabulary.ipynb #c455
 class Pools(Convolution):
     "Windows to be pooled"
     __slots__ = ()
@@ -1651,7 +1690,7 @@ class Pools(Convolution):
         stride = kernel if stride is None else stride
         return windows(name, x, kernel, stride, dilation), tuple(range(-len(kernel), 0))
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c452
+# %% ../../nbs/ir/02_vocabulary.ipynb #c457
 class Pooling(Pools):
     "The largest or the average of each window"
     __slots__ = ()
@@ -1662,7 +1701,7 @@ class Pooling(Pools):
         x, axes = self._pool('max_pool2d', kernel_size, stride, dilation, padding, lowest)
         return x.max(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c455
+# %% ../../nbs/ir/02_vocabulary.ipynb #c460
 class Averaging(Pooling):
     "The average of each window"
     __slots__ = ()
@@ -1675,7 +1714,7 @@ class Averaging(Pooling):
         n, _ = ones._pool('avg_pool2d', kernel_size, stride, dilation, padding)
         return x.sum(axes) / n.sum(axes)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c458
+# %% ../../nbs/ir/02_vocabulary.ipynb #c463
 class Triangles(Averaging):
     "Parts above and below the diagonal"
     __slots__ = ()
@@ -1683,7 +1722,7 @@ class Triangles(Averaging):
         if self.ndim < 2: raise ValueError(f'{name}: shape {self.shape}; wanted two axes or more')
         return self._axis_index(self.ndim - 1) - self._axis_index(self.ndim - 2) >= diagonal
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c460
+# %% ../../nbs/ir/02_vocabulary.ipynb #c465
 class Halves(Triangles):
     "Parts above and below the diagonal"
     __slots__ = ()
@@ -1695,7 +1734,7 @@ class Halves(Triangles):
         "The part on and below the diagonal, zeros elsewhere"
         return self._select(self._above('tril', diagonal + 1), 0, self)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c463
+# %% ../../nbs/ir/02_vocabulary.ipynb #c468
 class Masks(Halves):
     "What depends on where an element stands"
     __slots__ = ()
@@ -1705,7 +1744,7 @@ class Masks(Halves):
             return self.unsqueeze(-1).eq(self._arange(num_classes, dtypes.int32)).where(1, 0)
         raise TypeError(f'one_hot: class numbers are ints, got {self.dtype.name}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c465
+# %% ../../nbs/ir/02_vocabulary.ipynb #c470
 class Cumulating(Masks):
     "Running sums"
     __slots__ = ()
@@ -1716,7 +1755,7 @@ class Cumulating(Masks):
         x = self.transpose(i, -1)._zeros_around(((0, 0),) * (self.ndim - 1) + ((n - 1, 0),))
         return windows('cumsum', x, [n], 1, 1).sum(-1).transpose(i, -1)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c468
+# %% ../../nbs/ir/02_vocabulary.ipynb #c473
 def reduced(name: str, loss: Any, reduction: str) -> Any:
     "The loss as its mean, its sum, or unreduced"
     if reduction == 'mean': return loss.mean()
@@ -1724,7 +1763,7 @@ def reduced(name: str, loss: Any, reduction: str) -> Any:
     if reduction == 'none': return loss
     raise ValueError(f"{name}: reduction {reduction!r}; wanted 'mean', 'sum' or 'none'")
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c470
+# %% ../../nbs/ir/02_vocabulary.ipynb #c475
 class Distances(Cumulating):
     "How far a number is from the truth"
     __slots__ = ()
@@ -1732,7 +1771,7 @@ class Distances(Cumulating):
         "The squared difference"
         return reduced('mse_loss', (self - Y).square(), reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c473
+# %% ../../nbs/ir/02_vocabulary.ipynb #c478
 class AbsoluteDistances(Distances):
     "The plain distance"
     __slots__ = ()
@@ -1740,7 +1779,7 @@ class AbsoluteDistances(Distances):
         "The difference without its sign"
         return reduced('l1_loss', (self - Y).abs(), reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c476
+# %% ../../nbs/ir/02_vocabulary.ipynb #c481
 class Binary(AbsoluteDistances):
     "Losses for yes and no"
     __slots__ = ()
@@ -1749,7 +1788,7 @@ class Binary(AbsoluteDistances):
         p, q = (v.log().maximum(-100.0) for v in (self, 1 - self))
         return reduced('binary_crossentropy', -(Y * p) - (1 - Y) * q, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c478
+# %% ../../nbs/ir/02_vocabulary.ipynb #c483
 class BinaryLogits(Binary):
     "Losses for yes and no, before the sigmoid"
     __slots__ = ()
@@ -1760,7 +1799,7 @@ class BinaryLogits(Binary):
         if pos_weight is not None: p = p * pos_weight
         return reduced('binary_crossentropy_logits', -(Y * p) - (1 - Y) * q, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c481
+# %% ../../nbs/ir/02_vocabulary.ipynb #c486
 class Likelihood(BinaryLogits):
     "What was given to the right class"
     __slots__ = ()
@@ -1771,7 +1810,7 @@ class Likelihood(BinaryLogits):
         raise ValueError(f'{name}: scores {self.shape} and classes {Y.shape}; '
                          f'wanted an axis of classes, and classes of shape {rest}')
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c483
+# %% ../../nbs/ir/02_vocabulary.ipynb #c488
 class Likelihoods(Likelihood):
     "What was given to the right class"
     __slots__ = ()
@@ -1779,7 +1818,7 @@ class Likelihoods(Likelihood):
         axis = self._class_axis(name, Y)
         return self._select(Y.unsqueeze(axis).eq(self._axis_index(axis)), self, 0.0).sum(axis)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c486
+# %% ../../nbs/ir/02_vocabulary.ipynb #c491
 class LogLoss(Likelihoods):
     "Losses from log probabilities"
     __slots__ = ()
@@ -1794,7 +1833,7 @@ class LogLoss(Likelihoods):
         if reduction == 'mean': return (loss * w).sum() / w.sum()
         return reduced('nll_loss', loss * w, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c489
+# %% ../../nbs/ir/02_vocabulary.ipynb #c494
 class CrossEntropy(LogLoss):
     "Losses from scores"
     __slots__ = ()
@@ -1808,7 +1847,7 @@ class CrossEntropy(LogLoss):
             right = right * (1 - label_smoothing) + logs.mean(axis) * label_smoothing
         return reduced('cross_entropy', -right, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c491
+# %% ../../nbs/ir/02_vocabulary.ipynb #c496
 class ClassLosses(CrossEntropy):
     "Losses for classes on the last axis"
     __slots__ = ()
@@ -1824,7 +1863,165 @@ class ClassLosses(CrossEntropy):
         loss = loss._select(counts, loss, 0.0)
         return loss.sum() / counts.sum() if reduction == 'mean' else reduced(name, loss, reduction)
 
-# %% ../../nbs/ir/02_vocabulary.ipynb #c494
-class Vocabulary(ClassLosses):
+# %% ../../nbs/ir/02_vocabulary.ipynb #c499
+def small_atan(z: Any) -> Any:
+    "The angle whose tangent is z, for z up to tan(pi / 8), to seven digits"
+    s = z * z
+    p = ((s * 8.05374449538e-2 - 1.38776856032e-1) * s + 1.99777106478e-1) * s - 3.33329491539e-1
+    return p * s * z + z
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c501
+def angle(x: Any) -> Any:
+    "The angle whose tangent is x"
+    big = x.abs() > 1
+    y = x._select(big, -1 / x._select(big, x, 1.0), x)
+    half = small_atan(y / ((y * y + 1).sqrt() + 1))
+    turn = x._select(x < 0, -math.pi / 2, x.const_like(math.pi / 2))
+    return half * 2 + x._select(big, turn, 0.0)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c503
+class Angles(ClassLosses):
+    "Angles from their sine, cosine and tangent"
+    __slots__ = ()
+    def atan(self) -> Self: return self._widely(angle)
+    def asin(self) -> Self:
+        "The angle whose sine is self"
+        return self._widely(lambda x: angle(x / ((1 - x * x).sqrt() + 1)) * 2)
+    def acos(self) -> Self: return self._widely(lambda x: -x.asin() + math.pi / 2)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c506
+class Hyperbolic(Angles):
+    "Hyperbolic sine and cosine"
+    __slots__ = ()
+    def sinh(self) -> Self: return self._widely(lambda x: (x.exp() - (-x).exp()) / 2)
+    def cosh(self) -> Self: return self._widely(lambda x: (x.exp() + (-x).exp()) / 2)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c508
+def inverse_sinh(x: Any) -> Any:
+    "The number whose hyperbolic sine is x"
+    a = x._select(x < 0, -x, x)
+    y = (a + a * a / ((a * a + 1).sqrt() + 1)).log1p()
+    return x._select(x < 0, -y, y)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c510
+class InverseHyperbolic(Hyperbolic):
+    "The inverses of hyperbolic functions"
+    __slots__ = ()
+    def asinh(self) -> Self: return self._widely(inverse_sinh)
+    def acosh(self) -> Self: return self._widely(lambda x: (x + (x * x - 1).sqrt()).log())
+    def atanh(self) -> Self: return self._widely(lambda x: (x.log1p() - (-x).log1p()) / 2)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c513
+def error_function(x: Any) -> Any:
+    "The error function of x"
+    a = x._select(x < 0, -x, x)
+    t, y = 1 / (a * 0.3275911 + 1), 0.0
+    for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592): y = (y + c) * t
+    y = 1 - y * (-a * a).exp()
+    return x._select(x < 0, -y, y)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c515
+class Smooth(InverseHyperbolic):
+    "Smooth functions"
+    __slots__ = ()
+    def erf(self) -> Self: return self._widely(error_function)
+    def logaddexp(self, other: Any) -> Self: return (self - other).softplus() + other
+    def softsign(self) -> Self: return self / (self.abs() + 1)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c518
+class Exponential(Smooth):
+    "Positive parts with an exponential tail"
+    __slots__ = ()
+    def celu(self, alpha: float = 1.0) -> Self:
+        "self above zero, alpha * (exp(self / alpha) - 1) below"
+        x = self._float()
+        return x._select(x < 0, ((x.minimum(0) / alpha).exp() - 1) * alpha, x)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c520
+class ScaledExponential(Exponential):
+    "The same, scaled"
+    __slots__ = ()
+    def elu(self, alpha: float = 1.0) -> Self:
+        "self above zero, alpha * (exp(self) - 1) below"
+        x = self._float()
+        return x._select(x < 0, (x.minimum(0).exp() - 1) * alpha, x)
+    def selu(self, alpha: float = 1.67326, gamma: float = 1.0507) -> Self:
+        "gamma times the elu"
+        return self.elu(alpha) * gamma
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c523
+class Hard(ScaledExponential):
+    "Activations of straight lines"
+    __slots__ = ()
+    def relu6(self) -> Self: return self.relu().minimum(6)
+    def hardswish(self) -> Self: return self * (self + 3).relu6() * (1 / 6)
+    def hardsigmoid(self, alpha: float = 1 / 6, beta: float = 0.5) -> Self:
+        "A line through beta, cut to 0 and 1"
+        return (self * alpha + beta).clip(0, 1)
+    def hardtanh(self, min_val: float = -1, max_val: float = 1) -> Self:
+        "self, cut to two bounds"
+        return self.clip(min_val, max_val)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c526
+class MoreGates(Hard):
+    "x times a share of it"
+    __slots__ = ()
+    def mish(self) -> Self: return self * self.softplus().tanh()
+    def quick_gelu(self) -> Self: return self * (self * 1.702).sigmoid()
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c529
+def met(name: str, a: Any, b: Any) -> tuple:
+    "Both operands in one dtype and shape"
+    if (pair := a._pair(name, b)) is None:
+        raise TypeError(f'{name}: got a {type(b).__name__}; wanted a Tensor or a number')
+    return pair
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c532
+class Closeness(MoreGates):
+    "Nearly equal"
+    __slots__ = ()
+    def isfinite(self) -> Self: return self.abs() < math.inf
+    def isclose(self, other: Any, rtol: float = 1e-5, atol: float = 1e-8,
+                equal_nan: bool = False) -> Self:
+        "Whether each element differs by at most atol + rtol * abs(other)"
+        a, b = met('isclose', self, other)
+        near = ((a - b).abs() <= b.abs() * rtol + atol) & b.isfinite()
+        return near | a.eq(b) | (a.isnan() & b.isnan() & equal_nan)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c534
+class AllClose(Closeness):
+    "Nearly equal everywhere"
+    __slots__ = ()
+    def allclose(self, other: Any, rtol: float = 1e-5, atol: float = 1e-8,
+                 equal_nan: bool = False) -> Self:
+        "Whether all elements are close, as one truth value"
+        return self.isclose(other, rtol, atol, equal_nan).all()
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c537
+class Blending(AllClose):
+    "One value under the influence of another"
+    __slots__ = ()
+    def lerp(self, end: Any, weight: Any) -> Self: return self + (end - self) * weight
+    def masked_fill(self, mask: Any, value: Any) -> Self:
+        "value where the mask is true, else self"
+        return self._select(converted(mask, dtypes.bool), value, self)
+    def copysign(self, other: Any) -> Self:
+        "The size of self with the sign of other"
+        a, b = met('copysign', self, other)
+        size = a.abs()
+        return self._select(1 / b < 0, -size, size)
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c539
+class Chaining(Blending):
+    "Functions in a row"
+    __slots__ = ()
+    def sequential(self, ll: Sequence[Callable]) -> Any:
+        "What the last function makes of what the others made of self"
+        x: Any = self
+        for f in ll: x = f(x)
+        return x
+
+# %% ../../nbs/ir/02_vocabulary.ipynb #c542
+class Vocabulary(Chaining):
     "Every operation, for whoever offers the primitives"
     __slots__ = ()
