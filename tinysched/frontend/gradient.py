@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..helpers import argsort
 from ..ir.dtype import dtypes
 from ..ir.uop import UOp
 from ..ir.vocabulary import GroupOp, Ops, prod, same
@@ -62,7 +63,7 @@ RULES[Ops.MAX] = of_maximum
 # %% ../../nbs/frontend/42_gradient.ipynb #c26
 def of_permute(u: UOp, g: UOp, i: int) -> UOp:
     "The axes back in their order"
-    return g.permute(sorted(range(len(u.arg)), key=u.arg.__getitem__))
+    return g.permute(argsort(u.arg))
 
 RULES |= {Ops.PERMUTE: of_permute, Ops.FLIP: lambda u, g, i: g.flip(u.arg),
           Ops.RESHAPE: lambda u, g, i: g.reshape(u.src[0].shape)}

@@ -13,8 +13,8 @@ __all__ = ['PYTHON', 'Text', 'INFIX', 'TRUE', 'FALSE', 'ENTERED', 'Terms', 'NUMB
            'parts_of', 'join', 'rejoin', 'size_of', 'loose', 'lowest', 'never_negative', 'take_out', 'split_by',
            'quotient', 'remainder', 'sides', 'negated', 'less_than', 'below', 'different', 'bound_of', 'members',
            'tightest', 'joined', 'both', 'either', 'unequal', 'larger', 'where', 'converted', 'shifted', 'law', 'step',
-           'index_dtype', 'guarded', 'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like', 'swap',
-           'regroup', 'reciprocal', 'direct', 'choose', 'turned', 'gated', 'count', 'repeated', 'closed', 'on_index']
+           'guarded', 'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like', 'swap', 'regroup',
+           'reciprocal', 'direct', 'choose', 'turned', 'gated', 'count', 'repeated', 'closed', 'on_index']
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c2
 import math
@@ -627,15 +627,6 @@ def step(u: UOp, src: tuple[UOp, ...]) -> UOp:
     return settled(u if src == u.src else UOp(u.op, u.dtype, src, u.arg, u.tag))
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c204
-def index_dtype(u: UOp) -> DType:
-    "int32 where every part of the expression fits, else int64"
-    small = dtypes.int32
-    parts = u.toposort(lambda n: n.op in ENTERED and n.op is not Ops.REDUCE)
-    fits = all(small.min <= n.vmin and n.vmax <= small.max
-               for n in parts if n.dtype is dtypes.index)
-    return small if fits else dtypes.int64
-
-# %% ../../nbs/ir/05_symbolic.ipynb #c207
 def guarded(fn: Callable[[float], float], at_zero: float = math.nan) -> Callable[[float], float]:
     "The function of a float: infinity where it overflows, nan where it has no value"
     def run(a: float) -> float:
@@ -645,18 +636,18 @@ def guarded(fn: Callable[[float], float], at_zero: float = math.nan) -> Callable
         except ValueError: return math.nan
     return run
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c209
+# %% ../../nbs/ir/05_symbolic.ipynb #c206
 def true_divide(a: float, b: float) -> float:
     "Quotient of floats; infinite or nan where the divisor is 0"
     if b: return a / b
     return math.copysign(math.inf, a) * math.copysign(1, b) if a and a == a else math.nan
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c212
+# %% ../../nbs/ir/05_symbolic.ipynb #c209
 def greater(a: float, b: float) -> float:
     "Maximum of floats, nan where one is nan"
     return a if a > b or a != a else b
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c215
+# %% ../../nbs/ir/05_symbolic.ipynb #c212
 FLOATING: dict[Ops, Callable] = {
     **{op: PYTHON[op] for op in (Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.CMPLT, Ops.CMPNE)},
     Ops.MAX: greater, Ops.FDIV: true_divide, Ops.EXP2: guarded(math.exp2),
@@ -664,7 +655,7 @@ FLOATING: dict[Ops, Callable] = {
     Ops.SIN: guarded(math.sin),
     Ops.TRUNC: lambda a: math.copysign(math.trunc(a), a) if math.isfinite(a) else a}
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c217
+# %% ../../nbs/ir/05_symbolic.ipynb #c214
 def fold(u: UOp) -> UOp | None:
     "The constant that arithmetic on constants gives; None where that is not settled"
     table = FLOATING if dtypes.is_float(u.src[0].dtype) else PYTHON
@@ -673,7 +664,7 @@ def fold(u: UOp) -> UOp | None:
     if u.op not in table or shift and not 0 <= u.src[1].arg < u.dtype.bitsize: return None
     return UOp.const(u.dtype, table[u.op](*(s.arg for s in u.src)))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c220
+# %% ../../nbs/ir/05_symbolic.ipynb #c217
 def fold_cast(u: UOp, x: UOp) -> UOp | None:
     "The constant that a CAST of one gives; None where machines differ"
     if dtypes.is_float(x.dtype) and dtypes.is_int(u.dtype):
@@ -688,14 +679,14 @@ folding = PatternMatcher([
     (UPat(GroupOp.ALU, src=UPat(Ops.CONST), name='u'), fold),
     (UPat(Ops.CAST, src=(UPat.cvar('x'),), name='u'), fold_cast)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c223
+# %% ../../nbs/ir/05_symbolic.ipynb #c220
 def zero(dtype: Any) -> UPat:
     "Pattern of the constant 0, which is not -0.0"
     return UPat.const(dtype, 0)
 
 ONE = UPat.const(None, 1)
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c225
+# %% ../../nbs/ir/05_symbolic.ipynb #c222
 identities = PatternMatcher([
     (X + zero((*INTS, dtypes.bool)), lambda x: x),
     (X + UPat.const(FLOATS, -0.0), lambda x: x),
@@ -707,7 +698,7 @@ identities = PatternMatcher([
     (UPat((Ops.MAX, Ops.AND, Ops.OR), src=(X, X)), lambda x: x),
     (UPat(Ops.MAX, src=[X, C]), lambda x, c: x if c.arg == c.dtype.min else None)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c228
+# %% ../../nbs/ir/05_symbolic.ipynb #c225
 def scalar_like(u: UOp, value: Any) -> UOp | None:
     "Constant in place of a scalar; None for values with a shape"
     return UOp.const(u.dtype, value) if not u.shape else None
@@ -720,7 +711,7 @@ annihilators = PatternMatcher([
     (UPat(Ops.CMPLT, src=(X, X), name='u'), lambda u, x: scalar_like(u, False)),
     (UPat(Ops.CMPNE, src=(XI, XI), name='u'), lambda u, x: scalar_like(u, False))])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c231
+# %% ../../nbs/ir/05_symbolic.ipynb #c228
 YES, NO = UPat.const(dtypes.bool, True), UPat.const(dtypes.bool, False)
 bitwise = PatternMatcher([
     (UPat((Ops.OR, Ops.XOR), src=[X, zero(None)]), lambda x: x),
@@ -730,12 +721,12 @@ bitwise = PatternMatcher([
     (X.ne(YES).ne(YES), lambda x: x),
     (X.ne(NO), lambda x: x)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c234
+# %% ../../nbs/ir/05_symbolic.ipynb #c231
 def swap(u: UOp, c: UOp, x: UOp) -> UOp | None:
     "The same with the constant last"
     return None if x.op is Ops.CONST else u.replace(src=(x, c))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c236
+# %% ../../nbs/ir/05_symbolic.ipynb #c233
 def regroup(u: UOp, x: UOp, c: UOp, d: UOp) -> UOp:
     "One operation in place of two with constants"
     return u.replace(src=(x, UOp.const(u.dtype, PYTHON[u.op](c.arg, d.arg))))
@@ -744,7 +735,7 @@ collecting = PatternMatcher([
     (UPat(GroupOp.Commutative - {Ops.MAX}, src=(C, X), name='u'), swap),
     *[(UPat(op, INTS, (UPat(op, src=(X, C)), D), name='u'), regroup) for op in (Ops.ADD, Ops.MUL)]])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c239
+# %% ../../nbs/ir/05_symbolic.ipynb #c236
 def reciprocal(x: UOp, c: UOp) -> UOp | None:
     "Multiplication in place of division by a power of two"
     exact = math.frexp(c.arg)[0] in (0.5, -0.5) and 2**-10 <= abs(c.arg) <= 2**10
@@ -752,7 +743,7 @@ def reciprocal(x: UOp, c: UOp) -> UOp | None:
 
 powers = PatternMatcher([(X / UPat.cvar('c', FLOATS), reciprocal)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c242
+# %% ../../nbs/ir/05_symbolic.ipynb #c239
 def direct(u: UOp, x: UOp, y: UOp) -> UOp | None:
     "One CAST in place of two"
     ints = all(dtypes.is_int(n.dtype) for n in (u, x, y))
@@ -764,13 +755,13 @@ conversions = PatternMatcher([
     (UPat(Ops.CAST, src=(UPat(Ops.CAST, src=(X,), name='y'),), name='u'), direct),
     (UPat.var('x', dtypes.bool).cast().ne(zero(None)), lambda x: x)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c245
+# %% ../../nbs/ir/05_symbolic.ipynb #c242
 def choose(u: UOp, c: UOp, x: UOp, y: UOp) -> UOp | None:
     "The branch that a constant condition takes"
     kept = x if c.arg else y
     return kept if kept.shape == u.shape else None
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c247
+# %% ../../nbs/ir/05_symbolic.ipynb #c244
 def turned(c: UOp, x: UOp, y: UOp) -> UOp | None:
     "The choice by a condition in place of its negation"
     return UOp(Ops.WHERE, x.dtype, (c, y, x)) if c.dtype is dtypes.bool else None
@@ -782,7 +773,7 @@ choices = PatternMatcher([
     (B.ne(True).where(X, Y), turned),
     (B.where(YES, NO), lambda c: c)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c250
+# %% ../../nbs/ir/05_symbolic.ipynb #c247
 def gated(u: UOp, c: UOp) -> UOp:
     "The load without its gate, or 0"
     return u.replace(src=u.src[:2]) if c.arg else UOp.const(u.dtype, 0)
@@ -791,14 +782,14 @@ loads = PatternMatcher([
     (UPat(Ops.INDEX, src=(UPat(), UPat(), C), name='u'), gated),
     (B.where(UPat(Ops.INDEX, src=(UPat(), UPat(), B), name='u'), zero(None)), lambda c, u: u)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c253
+# %% ../../nbs/ir/05_symbolic.ipynb #c250
 def count(ranges: Iterable[UOp]) -> UOp:
     "How many steps loops take together"
     out = num(1)
     for r in ranges: out = multiply(out, simplify(r.src[0]))
     return out
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c255
+# %% ../../nbs/ir/05_symbolic.ipynb #c252
 def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
     "A value reduced with itself n times; None where that needs a loop"
     if u.arg[0] is Ops.MAX: return value if n.vmin > 0 else None
@@ -808,7 +799,7 @@ def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
     if value.op is Ops.CONST: return UOp.const(u.dtype, value.arg * n.arg if n.arg else 0)
     return UOp(Ops.MUL, u.dtype, (value, UOp.const(u.dtype, n.arg)))
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c258
+# %% ../../nbs/ir/05_symbolic.ipynb #c255
 def closed(u: UOp) -> UOp | None:
     "A REDUCE without the ranges on which its value does not depend"
     value, *ranges = u.src
@@ -820,7 +811,7 @@ def closed(u: UOp) -> UOp | None:
 
 reductions = PatternMatcher([(UPat(Ops.REDUCE, name='u'), closed)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c261
+# %% ../../nbs/ir/05_symbolic.ipynb #c258
 def on_index(u: UOp) -> UOp | None:
     "Canonical form of an index or a scalar condition"
     if u.shape or u.src[0].dtype not in (dtypes.index, dtypes.bool): return None
