@@ -8,7 +8,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 say = @printf '\n== %s\n'
 
-.PHONY: help tour lab test check notebooks unit fuzz bench export readme clean
+.PHONY: help tour lab test check notebooks unit fuzz cover bench export readme clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -52,15 +52,22 @@ notebooks: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(say) 'tests'
-	@$(PY) -m pytest tests
+	@$(PY) -m pytest -q -n auto --dist worksteal tests
 
-## make fuzz     random graphs against NumPy, the long run
+## make fuzz     random graphs and random programs against NumPy, the long run
 fuzz: $(VENV)/.dev
 	@FUZZ=1 $(PY) -m pytest tests -k fuzz
 
-## make bench    scheduling time and fusion against the peer
+## make cover    which lines of ir/ and schedule/ neither a test nor a page runs
+cover: $(VENV)/.dev
+	@coverage erase
+	@coverage run -m pytest -q tests   # which run the code of all pages too, for their exercises
+	@coverage combine -q && coverage report
+
+## make bench    scheduling time, fusion and memory against the peer
 bench: $(VENV)/.peer
 	@for lib in tinysched tinygrad; do DEV=CPU $(PY) bench/fusion_table.py --lib $$lib --run; done
+	@$(PY) bench/planner_table.py
 	@for lib in tinysched tinygrad; do DEV=CPU $(PY) bench/sched_bench.py --lib $$lib --only chain,indep,mlp3; done
 
 ## make export   the package again from the notebooks, after an edit

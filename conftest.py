@@ -13,6 +13,7 @@ settings.load_profile('house')
 _home = tempfile.TemporaryDirectory(prefix='tinysched-tests-')
 _folders = iter(range(10**9))
 os.environ.setdefault('SPEC', '1')
+os.environ.setdefault('CHECK_OOB', '1')      # every kernel of the suite is proved to stay inside its buffers
 os.environ.setdefault('TQDM_DISABLE', '1')   # what moves on the screen is not compared
 os.environ.setdefault('MPLCONFIGDIR', os.path.join(_home.name, 'matplotlib'))
 os.environ['XDG_CACHE_HOME'] = os.path.join(_home.name, 'cache')

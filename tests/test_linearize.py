@@ -92,6 +92,8 @@ def test_F2_ordering_supersedes_nothing():
     w1 = w.after(kernel('reader2').call(w, x1))
     x2 = x1.after(kernel('writer', 1, 0).call(x1))
     assert bodies(create_schedule(UOp.sink(x2, w1, y1)))[-1] == 'writer'
+    assert {(e.before.src[0].arg.name, e.after.src[0].arg.name) for e in dependencies(UOp.sink(x2, w1, y1))
+            if e.kind == 'war'} == {('reader', 'writer'), ('reader2', 'writer')}
 
 
 def test_F2_a_kernel_does_not_wait_for_itself():
@@ -343,3 +345,14 @@ def test_F6_two_arrays_can_swap():
     y.assign(old)
     Tensor.realize(x, y)
     assert (x.tolist(), y.tolist()) == ([3, 4], [1, 2])
+
+
+@pytest.mark.parametrize('flip', [False, True])
+def test_K5_of_kernels_set_free_at_once_those_that_fill_no_temporary_go_first(flip):
+    "What only writes a result may free what it reads, and takes nothing"
+    x, made, out, last = buf(), UOp.alloc('CPU', (4,), F32), buf(), buf()
+    first = made.after(kernel('first').call(made, x))
+    temporary = UOp.alloc('CPU', (4,), F32)
+    grows, stays = temporary.after(kernel('grows').call(temporary, first)), out.after(kernel('stays').call(out, first))
+    then = last.after(kernel('then').call(last, grows))
+    assert bodies(create_schedule(UOp.sink(*((stays, then) if flip else (then, stays))))) == ['first', 'stays', 'grows', 'then']

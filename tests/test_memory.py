@@ -1,10 +1,14 @@
 """Rules K of the scheduler: where temporaries live."""
+import itertools
+import pathlib
 import random
+import sys
 import time
 
 import numpy as np
 import pytest
 
+from tinysched import Variable, run_linear
 from tinysched.frontend.tensor import Tensor
 from tinysched.helpers import Context
 from tinysched.ir.dtype import dtypes
@@ -13,7 +17,10 @@ from tinysched.ir.vocabulary import Ops
 from tinysched.ir.spec import state_of
 from tinysched.schedule.linearize import byte_range
 from tinysched.schedule.memory import (clashes, lanes, lifetimes, lower_bound, memory_plan_rewrite,
-                                       nbytes, pack, place)
+                                       nbytes, pack, place, plan, touched)
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'bench'))
+from planner_table import GRAPHS, lanes as lanes_of_graph  # noqa: E402
 
 F32, VOID = dtypes.float32, dtypes.void
 BODY = UOp(Ops.SINK, VOID, (), KernelInfo('k'))
@@ -248,3 +255,54 @@ def test_K1_what_a_tensor_holds_keeps_its_bytes():
 
 def test_K4_a_planned_schedule_runs_twice():
     for _ in range(2): assert ((Tensor([1., 2.], device='PYTHON') + 1).contiguous() * 2).contiguous().sum().item() == 10
+
+
+@pytest.mark.parametrize('name', list(GRAPHS))
+def test_K5_within_five_percent_of_the_lower_bound_on_the_benchmark_graphs(name):
+    "Schedules only: nothing is computed on NULL"
+    rows = lanes_of_graph(name)
+    assert sum(r.after for r in rows) <= 1.05 * sum(r.bound for r in rows)
+    assert all(r.bound <= r.after for r in rows)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_K3_a_copy_may_run_late_by_as_many_steps_as_its_buffers_live(seed):
+    "Nothing in the lane of copies takes the bytes of a buffer before twice its life has passed"
+    rng = random.Random(seed)
+    x, out = UOp.param(0, F32, (64,), 'CPU'), UOp.param(1, F32, (64,), 'CPU')
+    steps, last = [], x
+    for slot in range(0, 40, 2):
+        a, h = alloc(slot), alloc(slot + 1, device='CL' if rng.random() < .5 else 'CPU')
+        steps += [(a, last), (COPY, h, a) if rng.random() < .6 else (h, a)]
+        last = a
+    for (_, lane), arena in plan(linear(*steps, (out, last)), 256, ()).items():
+        for b, c in itertools.combinations(arena.at, 2):
+            apart = arena.at[b] + arena.size[b] <= arena.at[c] or arena.at[c] + arena.size[c] <= arena.at[b]
+            together = arena.span[b][0] <= arena.span[c][1] and arena.span[c][0] <= arena.span[b][1]
+            assert apart or not together
+        born = {b: (s, e) for b, (s, e) in lifetimes(map(touched, linear(*steps, (out, last)).src)).items()}
+        factor = 2 if lane == 'copies' else 1
+        assert all(end - start + 1 == factor * (born[b][1] - born[b][0] + 1) for b, (start, end) in arena.span.items())
+
+
+def test_K7_each_device_has_an_arena_of_its_own():
+    x, y = UOp.param(0, F32, (4,), 'CPU'), UOp.param(1, F32, (4,), 'CL')
+    a, b = alloc(0), alloc(1, device='CL')
+    got = memory_plan_rewrite(linear((a, x), (x, a), (b, y), (y, b)))
+    arenas = [state_of(u) for u in arguments(got) if u not in (x, y)]
+    assert [u.arg.device for u in arenas] == ['CPU', 'CPU', 'CL', 'CL']
+
+
+def test_K7_symbolic_temporaries_are_planned_at_their_maximum():
+    def schedule(k):
+        n = Variable('n', 1, 100).bind(k)
+        x = Tensor(np.arange(100, dtype=np.float32), device='PYTHON').realize()
+        y = ((x[:n] + 1).contiguous() * 2).contiguous()
+        total = (y - y.max()).sum()
+        return total, Tensor.schedule_linear(total)
+    (few, a), (many, b) = schedule(3), schedule(100)
+    assert a.arg == b.arg and a.arg.lanes[0].before >= 400
+    for total, lin, k in ((few, a, 3), (many, b, 100)):
+        run_linear(lin)
+        v = (np.arange(k) + 1) * 2.0
+        assert total.item() == (v - v.max()).sum()

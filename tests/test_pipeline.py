@@ -108,7 +108,7 @@ def test_C1_each_body_has_a_cache_entry_of_its_own():
 
 def test_C1_the_body_is_lowered_once_for_all_its_calls(monkeypatch):
     count, real = [], pipeline.prepare
-    monkeypatch.setattr(pipeline, 'prepare', lambda body: count.append(body) or real(body))
+    monkeypatch.setattr(pipeline, 'prepare', lambda body, *more: count.append(body) or real(body, *more))
     x = floats(1, 2, 3, 4)
     for _ in range(5):
         a = alloc()
@@ -322,7 +322,8 @@ def test_I1_the_values_may_be_others_when_it_runs():
     run_linear(linear, {**values, 'n': 7})
     assert y.tolist() == [7, 14]
     with pytest.raises(RuntimeError, match='n has no value'): run_linear(linear)
-    with pytest.raises(ValueError, match='wanted 1..9'): run_linear(linear, {'n': 10})
+    with pytest.raises(ValueError, match='bind of n to 10: wanted 1..9'): run_linear(linear, {'n': 10})
+    with pytest.raises(TypeError, match="bind of n to 'ten': wanted a whole number"): run_linear(linear, {'n': 'ten'})
 
 
 def test_I1_a_write_into_a_part_is_waited_for():
@@ -420,7 +421,7 @@ def test_figures_of_a_schedule():
 
 def test_without_the_cache_every_program_is_scheduled_anew(monkeypatch):
     x, count, real = Tensor([1.0, 2]).realize(), [], pipeline.prepare
-    monkeypatch.setattr(pipeline, 'prepare', lambda body: count.append(body) or real(body))
+    monkeypatch.setattr(pipeline, 'prepare', lambda body, *more: count.append(body) or real(body, *more))
     with tinysched.no_schedule_cache():
         for _ in range(3): (x + 7).realize()
     assert (len(count), len(schedule_cache)) == (3, 1)   # only the list itself was remembered, before

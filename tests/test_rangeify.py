@@ -536,3 +536,28 @@ def test_L2_boundaries_have_reasons(capsys):
     with Context(DEBUG=3, SCACHE=0): (x - x.sum(0, keepdim=True)).schedule_linear()
     said = capsys.readouterr().out
     assert 'E4: a reduction inside loops that it does not depend on (32 bytes, or else 448 more operations)' in said
+
+
+# ---- what is stored anyway is not stored twice
+
+def kernels_of(*ts): return len(Tensor.schedule_linear(*ts).src)
+
+
+@pytest.mark.parametrize('device', ['PYTHON', 'CPU'])
+def test_E4_what_follows_a_reduction_that_is_stored_anyway_is_computed_again(device):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 16, 16)).astype(np.float32)
+    x, y = Tensor(a, device=device).realize(), Tensor(b, device=device).realize()
+    def results(exp, m): return (m * 2, (s := exp(m)) + 1, s * 3, s * m)
+    make = lambda: results(Tensor.exp, x @ y)
+    assert kernels_of(*make()) == 5            # the product, and each result from it
+    got = make()
+    Tensor.realize(*got)
+    for g, w in zip(got, results(np.exp, a @ b)): np.testing.assert_allclose(g.numpy(), w, rtol=1e-4, atol=1e-5)
+
+
+def test_E4_a_reshaped_reduction_is_stored_once():
+    x = Tensor(np.ones((16, 16), np.float32), device='PYTHON').realize()
+    g = (x @ x).exp()
+    assert kernels_of(g.reshape(4, 4, 16) @ x, g + 1) == 3
+

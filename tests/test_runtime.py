@@ -309,7 +309,7 @@ def test_interpreter_refuses_indexes_outside():
     i = loop(4, 0)
     for shift in (1, -1):
         bad = kernel(param(0, 4).index(i).store(param(1, 4).index(add(i, c(shift)))).end(i))
-        with pytest.raises(IndexError, match='argument 1 of 4'): run('PYTHON', bad, np.zeros(4, np.float32), rnd(4))
+        with Context(CHECK_OOB=0), pytest.raises(IndexError, match='argument 1 of 4'): run('PYTHON', bad, np.zeros(4, np.float32), rnd(4))
 
 def test_interpreter_works_in_pieces(monkeypatch):
     import tinysched.runtime.python as py
@@ -348,7 +348,7 @@ def test_I3_a_free_variable_has_no_value():
     out = UOp.buffer('PYTHON', (8,), f32)
     with pytest.raises(RuntimeError, match="variable rows has no value in kernel fill.*bind"): run_linear(linear(ast.call(out)))
     assert buffer_of(out).memory is None
-    with pytest.raises(ValueError, match='rows is 9: wanted 1..8'): run_linear(linear(ast.call(out)), {'rows': 9})
+    with pytest.raises(ValueError, match='bind of rows to 9: wanted 1..8'): run_linear(linear(ast.call(out)), {'rows': 9})
     with pytest.raises(RuntimeError, match='rows'): run_linear(linear(ast.call(UOp.buffer('NULL', (8,), f32))))
 
 def test_M10_a_value_scheduled_and_never_run():
@@ -470,14 +470,14 @@ def in_process(home, **env):
 
 @pytest.mark.skipif('CL' not in ALL, reason='no OpenCL here')
 def test_C3_opencl_kernels_are_kept_sealed(tmp_path):
-    kept = tmp_path / 'tinysched' / 'opencl.tar'
     in_process(tmp_path, CCACHE='0')
     assert list(tmp_path.iterdir()) == []          # off: no read, no write, no folder
-    assert in_process(tmp_path) == '' and kept.exists()
+    assert in_process(tmp_path) == ''
+    kept, = (tmp_path / 'tinysched' / 'opencl').iterdir()
     data = bytearray(kept.read_bytes())
     data[len(data) // 2] ^= 1
     kept.write_bytes(data)
-    assert 'was ignored' in in_process(tmp_path)    # and written anew
+    assert 'is damaged' in in_process(tmp_path)    # and written anew
     assert in_process(tmp_path) == ''
 
 def test_no_driver_is_one_sentence(monkeypatch):
@@ -568,3 +568,14 @@ def test_padded_copies(device):
         cases.append((Tensor(a, device=device).pad(pads).contiguous(), np.pad(a, pads)))
     Tensor.realize(*(t for t, _ in cases))
     for t, expected in cases: np.testing.assert_array_equal(t.numpy(), expected)
+
+
+def test_loads_in_the_branches_of_conditions_are_not_merged_under_one_mask():
+    "gcc 12 merges three such loads of a loop into one masked load, with the wrong mask"
+    r = np.random.default_rng(0)
+    for n in range(2, 9):
+        x, w, g = (Tensor(r.standard_normal((n, 3)).astype(np.float32), device='CPU').realize() for _ in range(3))
+        got = ((x @ w[:3].pad(((0, max(0, 3 - n)), (0, 0)))[:3].T) < 0).where(0, g).numpy()
+        full = np.zeros((3, 3), np.float32)
+        full[:min(n, 3)] = w.numpy()[:3]
+        np.testing.assert_array_equal(got, np.where(x.numpy() @ full.T < 0, 0, g.numpy()))

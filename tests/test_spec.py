@@ -4,7 +4,7 @@ import pytest
 from tinysched.ir.dtype import dtypes
 from tinysched.ir.spec import (SpecError, call_spec, kernel_graph_spec, kernel_spec, schedule_spec, tensor_spec,
                                unverified, verify)
-from tinysched.ir.uop import KernelInfo, ParamArg, UOp
+from tinysched.ir.uop import AxisType, KernelInfo, ParamArg, UOp
 from tinysched.ir.vocabulary import Ops
 
 F32, I32, VOID = dtypes.float32, dtypes.int32, dtypes.void
@@ -141,3 +141,29 @@ def test_params_of_a_kernel_are_scalars_or_flat():
     n = UOp(Ops.PARAM, dtypes.index, (), ParamArg(2, (), None, 'v2', 1, 4))
     r = UOp(Ops.RANGE, dtypes.index, (n,), UOp.range(2, 0).arg)
     verify(K.index(r).store(ONE).end(r).sink(arg=KernelInfo('k')), kernel_spec)
+
+
+# ---- the program: instructions in order
+
+def program_of(change=lambda code: code):
+    from tinysched.codegen.lower import lower, program_spec
+    i, r = UOp.range(4, 0), UOp.range(8, 1, AxisType.REDUCE)
+    x = UOp.param(1, dtypes.float32, (32,)).index(i * 8 + r)
+    total = UOp(Ops.REDUCE, dtypes.float32, (x, r), (Ops.ADD, ()))
+    ast = UOp.sink(UOp.param(0, dtypes.float32, (4,)).index(i).store(total).end(i), arg=KernelInfo())
+    return UOp.sink(*change(lower(ast))), program_spec
+
+
+def test_C4_a_program_is_verified():
+    verify(*program_of())
+
+
+@pytest.mark.parametrize('change', [
+    lambda code: code[::-1], lambda code: code[:-1], lambda code: code[1:],
+    lambda code: [u for u in code if u.op is not Ops.ACC],
+    lambda code: [u.replace(arg=Ops.IDIV) if u.op is Ops.ASSIGN else u for u in code],
+    lambda code: [u.replace(arg=None) if u.op is Ops.ACC else u for u in code],
+    lambda code: [*code, UOp.const(dtypes.int32, 1)]], ids=['reversed', 'open', 'closed twice', 'no accumulator',
+                                                         'no reduction', 'no number', 'no instruction'])
+def test_C4_a_wrong_program_is_refused(change):
+    with pytest.raises(SpecError, match='program_spec does not allow'): verify(*program_of(change))

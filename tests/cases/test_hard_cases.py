@@ -2,7 +2,7 @@
 
 Each is named after its number in the list the project started from, and says where it was met and what the peer,
 tinygrad 0.14.0, does with it. Every expected value is computed by NumPy with ordinary eager, in-place semantics.
-Several devices, the JIT, functions and disk tensors have cases of their own, which come with those chapters.
+Several devices have cases of their own, which come with their chapter.
 """
 import os, subprocess, sys, tempfile
 import numpy as np
@@ -278,6 +278,89 @@ def test_case_E01_a_view_keeps_its_storage_alive():
   r = f32(5, 8); x = buf(r)
   src = (x + 0.25).contiguous(); left = src.reshape(8, 5).permute(1, 0); right = (x + 0.125).contiguous(); more = (right * 3).contiguous()
   same(left + right + more, (r + .25).reshape(8, 5).T + (r + .125) * 4, rtol=1e-4)
+
+@case("E05", "memory", "tinygrad issues 14689, 15698")
+@pytest.mark.parametrize("n", [8, 1 << 16])
+def test_case_E05_ring_of_frames_through_the_jit(n):
+  f = need("TinyJit")(lambda b, new: b[n // 2:].cat(new))
+  b, ref = buf(np.zeros(n), "int32"), np.zeros(n, np.int32)
+  for i in range(7):
+    b = f(b, buf(np.full(n // 2, i + 1), "int32")); ref = np.concatenate([ref[n // 2:], np.full(n // 2, i + 1, np.int32)])
+    same(b, ref)
+
+# ---------------------------------------------------------------- G: JIT capture and replay
+
+@case("G01", "jit", "tinygrad test_assign jit")
+def test_case_G01_counter_argument_and_a_second_counter():
+  def inc(x): x.assign(x + 1).realize()
+  f = need("TinyJit")(inc); a, b = buf([0], "int32"), buf([100], "int32")
+  for _ in range(5): f(a)
+  for _ in range(4): f(b)
+  same(a, np.int32([5])); same(b, np.int32([104]))
+
+@case("G02", "jit", "tinygrad issues 7020, 6803; jit_footguns output_buffer_reuse", peer="wrong")
+def test_case_G02_earlier_results_survive_later_calls():
+  f = need("TinyJit")(lambda x: (x + 1).realize())
+  outs = [f(buf([float(i)])) for i in range(5)]
+  same(np.concatenate([o.numpy() for o in outs]), np.float32([1, 2, 3, 4, 5]))
+
+@case("G03", "jit", "tinygrad jit_footguns duplicate_inputs")
+def test_case_G03_one_tensor_given_twice():
+  f = need("TinyJit")(lambda a, b: (a * 10 + b).realize())
+  for i in range(4): right_or_refused(lambda: f(buf([i + 1.0]), buf([i + 2.0])), np.float32([(i + 1) * 10 + i + 2]))
+  x = buf([3.0]); right_or_refused(lambda: f(x, x), np.float32([33]))
+
+@case("G08", "jit", "tinygrad jit_footguns shape/offset")
+def test_case_G08_replay_with_another_shape_or_offset():
+  f = need("TinyJit")(lambda x: (x + 1).realize()); r = f32(6, 8); x = buf(r)
+  for _ in range(3): same(f(x[:, :2].contiguous().realize()), r[:, :2] + 1)
+  right_or_refused(lambda: f(x[:, :4].contiguous().realize()), r[:, :4] + 1)
+  g = need("TinyJit")(lambda x: (x * 2).sum().realize())
+  for i in (0, 1, 2, 3, 4): right_or_refused(lambda: g(x[i:i + 2]), np.float32((r[i:i + 2] * 2).sum()))
+
+@case("G09", "jit", "tinygrad jit_footguns slice assign")
+def test_case_G09_write_then_read_of_a_closed_over_cache():
+  V, c = need("Variable"), buf(np.zeros((4, 4))); pos = V("pos", 0, 3)
+  def step(p, x): c[p:p + 1, :].assign(x); return c.sum(1).realize()
+  f, ref = need("TinyJit")(step), np.zeros((4, 4), np.float32)
+  for k in (0, 1, 2, 3, 1, 0):
+    row = f32(1, 4, seed=k); ref[k:k + 1] = row; same(f(pos.bind(k), buf(row)), ref.sum(1), rtol=1e-4, atol=1e-5)
+
+# ---------------------------------------------------------------- H: disk tensors
+
+def _tmpfile(data=b""):
+  fd, fn = tempfile.mkstemp(prefix="ts_case_"); os.write(fd, data); os.close(fd); return fn
+
+@case("H01", "disk", "tinygrad test_copy_from_disk_offset")
+@pytest.mark.parametrize("off", [0, 3, 314, 991])
+def test_case_H01_read_from_an_odd_offset(off):
+  raw = bytes(range(256)) * 16; fn = _tmpfile(raw)
+  d = Tensor.empty(4096, device=f"disk:{fn}", dtype=need("dtypes").uint8)[off:]
+  same(d.to("CPU") + 0, np.frombuffer(raw, np.uint8)[off:]); os.unlink(fn)
+
+@case("H03", "disk", "tinygrad PR 14426: strided disk views")
+def test_case_H03_strided_view_of_a_file_is_right_or_refused():
+  r = np.arange(6, dtype=np.int32); fn = _tmpfile(r.tobytes())
+  d = Tensor.empty(6, device=f"disk:{fn}", dtype=need("dtypes").int32)
+  right_or_refused(lambda: d[::2], r[::2]); right_or_refused(lambda: d.reshape(2, 3).permute(1, 0), r.reshape(2, 3).T)
+  os.unlink(fn)
+
+@case("H05", "disk", "tinygrad test_assign_slice_from_const")
+def test_case_H05_constant_written_into_a_slice_of_a_file():
+  fn = _tmpfile(np.arange(4, dtype=np.int32).tobytes()); d = Tensor.empty(4, device=f"disk:{fn}", dtype=need("dtypes").int32)
+  d[1:3].assign(Tensor.full((2,), 99, dtype=need("dtypes").int32)).realize()
+  with open(fn, "rb") as f: np.testing.assert_array_equal(np.frombuffer(f.read(), np.int32), [0, 99, 99, 3])
+  os.unlink(fn)
+
+# ---------------------------------------------------------------- I: functions compiled once
+
+@case("I01", "function", "tinygrad test_function nested/same")
+@pytest.mark.parametrize("pre", [False, True])
+def test_case_I01_call_sites_share_code_but_not_arguments(pre):
+  fn = need("function")(precompile=True) if pre else need("function")
+  f = fn(lambda a, b: a * 10 + b); a, b = buf([1.0, 2]), buf([3.0, 4])
+  A, B = np.float32([1, 2]), np.float32([3, 4])
+  same(f(a, b) + f(b, a) * 100, A * 10 + B + (B * 10 + A) * 100); same(f(a, a), A * 11); same(f(f(a, b), f(b, a)), (A * 10 + B) * 10 + B * 10 + A)
 
 # ---------------------------------------------------------------- J: random numbers as hidden state
 

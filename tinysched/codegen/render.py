@@ -14,7 +14,7 @@ __all__ = ['TYPES', 'DIALECTS', 'COMPARE', 'NEGATE', 'HELPED', 'FLOAT', 'INT', '
            'write_end', 'write', 'declaration', 'fill', 'function', 'two_operands', 'each_lane', 'own_lanes',
            'lane_helper', 'fold_steps', 'fold_helper', 'whole_helper', 'convert_helper', 'memory_form', 'register_form',
            'bits_helper', 'helper', 'pieces', 'parameter', 'parameters', 'header', 'render', 'Kernel', 'traffic',
-           'kernel_name', 'kernel']
+           'kernel_name', 'optimized', 'kernel']
 
 # %% ../../nbs/codegen/23_render.ipynb #c2
 import re
@@ -26,7 +26,10 @@ from typing import NamedTuple
 
 from .lower import lower
 from .optimize import Reason, Target, operations, optimize, steps
+from .prove import check_bounds
+from ..helpers import CHECK_OOB, SPEC
 from ..ir.dtype import DType, dtypes
+from ..ir.spec import kernel_spec, verify
 from ..ir.uop import INTERVAL, AxisType, UOp
 from ..ir.vocabulary import GroupOp, Ops
 
@@ -637,13 +640,14 @@ SHORT_FLOATS: dict[str, tuple[str, str]] = {
     'f32_to_f16': ('ushort f32_to_f16(float x)',
                    """uint b = bits_f32_u32(x), sign = b >> 16 & 0x8000, a = b & 0x7fffffff;
   uint tiny = bits_f32_u32(bits_u32_f32(a) + 0.5f) - 0x3f000000;
-  uint odd = a > 0x7f800000 ? 0x7e00 : 0x7c00;
+  uint kept = a >> 13 & 0x3ff, odd = a <= 0x7f800000 ? 0x7c00 : 0x7c00 | (kept ? kept : 0x200);
   uint normal = (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13;
   return sign | (a >= 0x477ff000 ? odd : a < 0x38800000 ? tiny : normal);"""),
     'bf16_to_f32': ('float bf16_to_f32(ushort h)', 'return bits_u32_f32((uint)h << 16);'),
     'f32_to_bf16': ('ushort f32_to_bf16(float x)',
                     """uint b = bits_f32_u32(x), rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
-  return (b & 0x7fffffff) > 0x7f800000 ? b >> 16 | 0x40 : rounded;"""),
+  uint odd = b >> 16 | (b & 0x7f0000 ? 0 : 0x40);
+  return (b & 0x7fffffff) > 0x7f800000 ? odd : rounded;"""),
     'round_f16': ('float round_f16(float x)', 'return f16_to_f32(f32_to_f16(x));'),
     'round_bf16': ('float round_bf16(float x)', 'return bf16_to_f32(f32_to_bf16(x));')}
 
@@ -774,10 +778,18 @@ def kernel_name(ast: UOp) -> str:
     return '_'.join(p for p in parts if p)[:60]
 
 # %% ../../nbs/codegen/23_render.ipynb #c220
+def optimized(ast: UOp, target: Target, reasons: list[Reason]) -> UOp:
+    "The kernel with its loops chosen, checked as SPEC and CHECK_OOB ask"
+    fast = optimize(ast, target, reasons)
+    if SPEC: verify(fast, kernel_spec)
+    if CHECK_OOB: check_bounds([fast])
+    return fast
+
+# %% ../../nbs/codegen/23_render.ipynb #c223
 def kernel(ast: UOp, target: Target, dialect: str) -> Kernel:
     "The kernel of a graph: all of codegen in one call"
     reasons: list[Reason] = []
-    instructions = lower(optimize(ast, target, reasons))
+    instructions = lower(optimized(ast, target, reasons))
     source = render(instructions, 'KERNEL', dialect)
     name = f'{kernel_name(ast)}_{sha256(source.encode()).hexdigest()[:10]}'
     bound = lambda r: r.src[0].arg if r.src[0].op is Ops.CONST else r.src[0]

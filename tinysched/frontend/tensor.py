@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['handles', 'extensions', 'marks', 'constants', 'TURNS', 'DIGITS', 'seen', 'undetached', 'Handle', 'Holding', 'Valuing',
            'Making', 'one_place', 'Computing', 'Folding', 'Moving', 'Operands', 'Refusing', 'Indices', 'check_bitcast',
-           'Types', 'Recasting', 'Detaching', 'BackwardHints', 'Devices', 'Travelling', 'Snapshots', 'Measures', 'Rows',
-           'Running', 'Planning', 'Scheduling', 'Reading', 'Numbers', 'Truth', 'check_stored', 'Storing', 'Writing',
-           'SettingItems', 'Scattering', 'Increments', 'BitIncrements', 'extension', 'Differentiable', 'Slopes',
-           'Marking', 'Looks', 'Printing', 'int_type', 'list_type', 'as_array', 'constant', 'check_shape', 'filled',
-           'from_array', 'graph_of', 'Creation', 'Emptying', 'Blank', 'Filling', 'ZerosAndOnes', 'Ones', 'Likes',
-           'MoreLikes', 'Counting', 'Spacing', 'Diagonals', 'mix', 'threefry', 'Generator', 'unit', 'double_unit',
+           'Types', 'Recasting', 'Detaching', 'BackwardHints', 'Files', 'Devices', 'Travelling', 'Snapshots',
+           'Measures', 'Rows', 'cells_of', 'Running', 'Planning', 'Scheduling', 'Reading', 'Numbers', 'Truth',
+           'check_stored', 'Storing', 'Writing', 'SettingItems', 'Scattering', 'Increments', 'BitIncrements',
+           'extension', 'Differentiable', 'Customising', 'Slopes', 'Marking', 'Looks', 'Printing', 'int_type',
+           'list_type', 'as_array', 'constant', 'check_shape', 'filled', 'from_array', 'graph_of', 'place_for',
+           'FromPaths', 'Creation', 'Emptying', 'Blank', 'Filling', 'ZerosAndOnes', 'Ones', 'Likes', 'MoreLikes',
+           'how_many', 'Counting', 'Spacing', 'Diagonals', 'mix', 'threefry', 'Generator', 'unit', 'double_unit',
            'Randomness', 'RandomTensors', 'float_type', 'Uniform', 'box_muller', 'Normal', 'ranged', 'Integers',
            'Distributions', 'Normals', 'Bounds', 'Glorot', 'Kaiming', 'KaimingNormal', 'RandomLikes', 'NormalLikes',
            'Dropping', 'train', 'Packing', 'Tensor', 'live_tensors']
@@ -18,8 +19,9 @@ __all__ = ['handles', 'extensions', 'marks', 'constants', 'TURNS', 'DIGITS', 'se
 # %% ../../nbs/frontend/41_tensor.ipynb #c2
 import itertools
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -28,12 +30,16 @@ import numpy as np
 from ..helpers import prod
 from ..ir.dtype import (DType, dtypes, from_int, from_numpy, from_py, least_upper_float,
                                 to_dtype, to_numpy)
+from ..ir.movement import room, window
+from ..ir.spec import state_of
 from ..ir.uop import UOp
-from ..ir.vocabulary import (NUMBERS, Ops, Vocabulary, broadcast_shape, is_value, sizes,
-                                     spell_out)
+from ..ir.vocabulary import (NUMBERS, Ops, Vocabulary, at_most, broadcast_shape, is_value,
+                                     same, simplest, sizes, spell_out)
 from . import state
 from .state import Cell, View, atomic, view_of
 from ..runtime.device import Device, host_buffer
+from ..runtime.disk import path_size
+from ..schedule.callify import is_disk
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c7
 def seen(u: UOp, view: View) -> UOp:
@@ -57,6 +63,7 @@ class Handle:
     def uop(self) -> UOp:
         "The value as a graph: the view of the cell's state now"
         now = self.cell.state
+        if state.watching.cells is not None: state.watching.cells.add(self.cell)
         if not self.chain: return now
         if self._state is not now: self._state, self._uop = now, seen(now, self.chain)
         return self._uop
@@ -97,15 +104,22 @@ class Making(Valuing):
         "The device the value is bound to; None where it can be computed anywhere"
         return self.cell.state.device or self.cell.hint
 
+    @property
+    def home(self) -> str | None:
+        "The device for tensors made like this one; None, the default, for those like a file"
+        return None if is_disk(self.place) else self.place
+
 # %% ../../nbs/frontend/41_tensor.ipynb #c20
 def one_place(op: Any, operands: tuple) -> str | None:
-    "The device of the operands; RuntimeError where there are two"
+    "The device of the operands; RuntimeError where there are two, or where it is a file"
     found = None
     for t in operands:
         if not isinstance(t, Making) or (d := t.place) is None or d == found: continue
-        if found is not None:
-            raise RuntimeError(f'{getattr(op, "name", op).lower()}: operands on {found} and {d}; '
-                               f'wanted one device. Try .to({found!r})')
+        name = getattr(op, 'name', op).lower()
+        if is_disk(d): raise RuntimeError(f"{name} of a file, {d}: nothing is computed there. Try "
+                                          ".to('CPU') first")
+        if found is not None: raise RuntimeError(
+            f'{name}: operands on {found} and {d}; wanted one device. Try .to({found!r})')
         found = d
     return found
 
@@ -128,6 +142,7 @@ class Folding(Computing):
     __slots__ = ()
     @atomic
     def _reduce(self, op: Ops, axes: tuple) -> Self:
+        one_place(op, (self,))
         return self._value(self.uop._reduce(op, axes), self.cell.hint)
 
     @atomic
@@ -181,13 +196,13 @@ class Indices(Refusing):
         if not isinstance(i, (list, tuple, np.ndarray)): return self._wrap(i)
         # [] is of ints here
         dt = None if np.size(i) or isinstance(i, np.ndarray) else dtypes.int32
-        return type(self)(i, device=self.cell.device, dtype=dt)   # type: ignore[call-arg]
+        return type(self)(i, device=self.home, dtype=dt)   # type: ignore[call-arg]
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c39
 def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
     "None; ValueError where the last axis does not hold whole elements"
     size = shape[-1] * old.itemsize if shape else old.itemsize
-    if size % new.itemsize or (not shape and new.itemsize != old.itemsize):
+    if not same(simplest(size % new.itemsize), 0) or (not shape and new.itemsize != old.itemsize):
         raise ValueError(f'bitcast: the last axis of {shape} has {size} bytes of {old.name}; '
                          f'wanted a multiple of {new.itemsize} for {new.name}')
 
@@ -198,7 +213,8 @@ class Types(Indices):
     @atomic
     def cast(self, dtype: Any) -> Self:
         "The value in another dtype"
-        return self._value(self.uop.cast(to_dtype(dtype)), self.cell.hint)
+        if (dt := to_dtype(dtype)) is not self.dtype: one_place('cast', (self,))
+        return self._value(self.uop.cast(dt), self.cell.hint)
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c44
 class Recasting(Types):
@@ -230,7 +246,20 @@ class BackwardHints(Detaching):
         return self._alu(Ops.CONTIGUOUS_BACKWARD, self)
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c52
-class Devices(BackwardHints):
+class Files(BackwardHints):
+    "What is in a file"
+    __slots__ = ()
+    @classmethod
+    def _file(cls, name: str, shape: tuple, dtype: DType) -> Self:
+        if not all(isinstance(n, int) for n in shape):
+            raise ValueError(f'{name}: shape {shape}; wanted numbers, as a file has a length')
+        nbytes = prod(shape) * dtype.itemsize
+        chain = (Ops.SHRINK, ((0, nbytes),)), (Ops.BITCAST, dtype), (Ops.RESHAPE, tuple(shape))
+        cell = state.file_cell(name, nbytes)
+        return object.__new__(cls)._hold(cell, chain, seen(cell.state, chain))
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c55
+class Devices(Files):
     "Where the value is"
     __slots__ = ()
     @property
@@ -238,7 +267,7 @@ class Devices(BackwardHints):
         "Name of the device the value is, or would be computed, on"
         return self.cell.device
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c54
+# %% ../../nbs/frontend/41_tensor.ipynb #c57
 class Travelling(Devices):
     "From one device to another"
     __slots__ = ()
@@ -247,28 +276,34 @@ class Travelling(Devices):
         "The value on another device; on the same one a view"
         name, u = Device.canonicalize(device), self.uop
         if name == self.device: return self._same()
+        if is_disk(name): return self._write_to(name)
         if u.device is None: return self._value(u, name)
         return self._value(UOp(Ops.COPY, u.dtype, (u,), name))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c57
+    def _write_to(self, name: str) -> Self:
+        new = self._file(name, self.shape, self.dtype)
+        state.write(new.cell, new.chain, self.uop)
+        return new
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c60
 class Snapshots(Travelling):
     "Memory of its own"
     __slots__ = ()
     @atomic
     def contiguous(self) -> Self:
-        "A snapshot of the value in memory of its own"
+        "A snapshot in memory of its own; of a file nothing is copied until it is written"
         u = self.uop
+        if is_disk(u.device): return self._snapshot()
         return self._value(UOp(Ops.STAGE, u.dtype, (u,), self.device if u.device is None else None))
 
     def clone(self, device: Any = None) -> Self:
         "A copy in memory of its own, here or on another device"
         return (self if device is None else self.to(device)).contiguous()
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c60
+# %% ../../nbs/frontend/41_tensor.ipynb #c63
 class Measures(Snapshots):
     "How large it is"
     __slots__ = ()
-    def numel(self) -> Any: return prod(self.shape)
     def element_size(self) -> int: return self.dtype.itemsize
     def nbytes(self) -> Any: return self.numel() * self.dtype.itemsize
     def is_floating_point(self) -> bool: return self.dtype.kind == 'float'
@@ -276,42 +311,52 @@ class Measures(Snapshots):
         "The shape, or the size of one axis"
         return self.shape if dim is None else self.shape[dim]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c62
+# %% ../../nbs/frontend/41_tensor.ipynb #c65
 class Rows(Measures):
     "A tensor as a sequence"
     __slots__ = ()
     def __len__(self) -> int:
         if not self.shape: raise TypeError('len: shape () has no length; try numel()')
-        return self.shape[0]
+        if isinstance(n := self.shape[0], int): return n
+        raise TypeError(f'len: the length {n} is symbolic, and Python wants a number; '
+                        f'try .shape[0], or .unbind() of the variable')
 
     def __iter__(self) -> Iterator[Self]: return (self[i] for i in range(len(self)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c65
+# %% ../../nbs/frontend/41_tensor.ipynb #c68
+def cells_of(verb: str, tensors: Sequence[Any]) -> list[state.Cell]:
+    "The cells of tensors; TypeError where something else is among them"
+    for t in tensors:
+        if not isinstance(t, Rows): raise TypeError(
+            f'{verb}: got a {type(t).__name__}; wanted Tensors. Try {verb}(*tensors)')
+    return [t.cell for t in tensors]
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c71
 class Running(Rows):
     "From graph to numbers"
     __slots__ = ()
     def realize(self, *more: Any) -> Self:
         "The tensor itself, computed together with the others"
-        state.realize([t.cell for t in (self, *more)])
+        state.realize(cells_of('realize', (self, *more)))
         return self
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c67
+# %% ../../nbs/frontend/41_tensor.ipynb #c73
 class Planning(Running):
     "Plans without running"
     __slots__ = ()
     def schedule_linear(self, *more: Any) -> UOp:
         "LINEAR that computes the tensors, to be run by the caller (M10)"
-        return state.schedule_linear([t.cell for t in (self, *more)])
+        return state.schedule_linear(cells_of('schedule_linear', (self, *more)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c70
+# %% ../../nbs/frontend/41_tensor.ipynb #c76
 class Scheduling(Planning):
     "Schedules whose variables are free"
     __slots__ = ()
     def linear_with_vars(self, *more: Any) -> tuple[UOp, dict[str, int]]:
         "The LINEAR with its variables set free, and their values"
-        return state.linear_with_vars([t.cell for t in (self, *more)])
+        return state.linear_with_vars(cells_of('linear_with_vars', (self, *more)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c72
+# %% ../../nbs/frontend/41_tensor.ipynb #c78
 class Reading(Scheduling):
     "Numbers for NumPy and Python"
     __slots__ = ()
@@ -324,7 +369,7 @@ class Reading(Scheduling):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c75
+# %% ../../nbs/frontend/41_tensor.ipynb #c81
 class Numbers(Reading):
     "One element as a Python number"
     __slots__ = ()
@@ -333,7 +378,7 @@ class Numbers(Reading):
         if self.numel() == 1: return self.numpy().reshape(-1)[0].item()
         raise ValueError(f'item: shape {self.shape} has {self.numel()} elements; wanted one')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c77
+# %% ../../nbs/frontend/41_tensor.ipynb #c83
 class Truth(Numbers):
     "One element where Python wants a number"
     __slots__ = ()
@@ -345,7 +390,7 @@ class Truth(Numbers):
 
     def __float__(self) -> float: return float(self.item())
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c80
+# %% ../../nbs/frontend/41_tensor.ipynb #c86
 def check_stored(name: str, u: UOp, shape: tuple, dtype: DType, cast: bool) -> None:
     "None; TypeError or ValueError where a value cannot be assigned"
     if u.dtype is not dtype and not cast:
@@ -354,19 +399,19 @@ def check_stored(name: str, u: UOp, shape: tuple, dtype: DType, cast: bool) -> N
     if broadcast_shape(u.shape, shape, op=name) != shape:
         raise ValueError(f'{name}: shape {u.shape} into {shape}; wanted one that stretches to it')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c82
+# %% ../../nbs/frontend/41_tensor.ipynb #c88
 class Storing(Truth):
     "Values made ready to be assigned"
     __slots__ = ()
     def _stored(self, name: str, x: Any, cast: bool) -> UOp:
         t = self._const(x, self.dtype) if type(x) in NUMBERS else self._wrap(x)
-        if t is None: t = type(self)(x, device=self.device)   # type: ignore[call-arg]
-        one_place(name, (self, t))
+        if t is None: t = type(self)(x, device=self.home)   # type: ignore[call-arg]
+        if not is_disk(self.place): one_place(name, (self, t))
         u = t.uop if isinstance(t, Making) else t
         check_stored(name, u, self.shape, self.dtype, cast)
         return u.cast(self.dtype)._stretch(self.shape)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c85
+# %% ../../nbs/frontend/41_tensor.ipynb #c91
 class Writing(Storing):
     "Assignment: the view of the cell's state gets a new value"
     __slots__ = ()
@@ -377,7 +422,7 @@ class Writing(Storing):
         state.write(self.cell, undetached(self.chain), value)
         return self
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c88
+# %% ../../nbs/frontend/41_tensor.ipynb #c94
 class SettingItems(Writing):
     "Assignment to a part"
     __slots__ = ()
@@ -391,19 +436,20 @@ class SettingItems(Writing):
 
     def _scatter(self, index: Any, x: Any) -> None: raise NotImplementedError
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c90
+# %% ../../nbs/frontend/41_tensor.ipynb #c96
 class Scattering(SettingItems):
     "Assignment to computed places"
     __slots__ = ()
     def _scatter(self, index: Any, x: Any) -> None:
-        spots = self._value(UOp.arange(self.numel()).reshape(self.shape), self.place)[index]
-        new = self._value(spots.cast(self.dtype)._stored('setitem', x, True), self.place).flatten()
+        numbers = self._value((UOp.arange(self.numel()) + 1).reshape(self.shape), self.home)
+        spots = numbers[index] - 1
+        new = self._value(spots.cast(self.dtype)._stored('setitem', x, True), self.home).flatten()
         hit = spots.reshape(-1, 1).eq(UOp.arange(self.numel()).reshape(1, -1))
         last = spots._select(hit, UOp.arange(spots.numel()).reshape(-1, 1), -1).max(0)
         old = self.flatten()
         self.assign(old._select(last < 0, old, new[last.maximum(0)]).reshape(self.shape))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c93
+# %% ../../nbs/frontend/41_tensor.ipynb #c99
 class Increments(Scattering):
     "x += y and its relatives assign"
     __slots__ = ()
@@ -416,7 +462,7 @@ class Increments(Scattering):
     def __ipow__(self, x: Any) -> Self: return self.assign(self.pow(x))
     def __imatmul__(self, x: Any) -> Self: return self.assign(self.matmul(x))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c95
+# %% ../../nbs/frontend/41_tensor.ipynb #c101
 class BitIncrements(Increments):
     "x &= y and its relatives assign"
     __slots__ = ()
@@ -426,7 +472,7 @@ class BitIncrements(Increments):
     def __ilshift__(self, x: Any) -> Self: return self.assign(self.lshift(x))
     def __irshift__(self, x: Any) -> Self: return self.assign(self.rshift(x))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c98
+# %% ../../nbs/frontend/41_tensor.ipynb #c104
 extensions: dict[str, Callable] = {}   # what later chapters teach tensors
 
 def extension(name: str) -> Callable:
@@ -434,7 +480,7 @@ def extension(name: str) -> Callable:
     if name in extensions: return extensions[name]
     raise RuntimeError(f'{name}: its chapter is not imported yet; try import tinysched')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c100
+# %% ../../nbs/frontend/41_tensor.ipynb #c106
 class Differentiable(BitIncrements):
     "Gradients, which a later chapter computes"
     __slots__ = ()
@@ -443,8 +489,16 @@ class Differentiable(BitIncrements):
         "The tensor itself; what it was computed from has its `.grad`"
         return extension('backward')(self, gradient)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c103
-class Slopes(Differentiable):
+# %% ../../nbs/frontend/41_tensor.ipynb #c109
+class Customising(Differentiable):
+    "Kernels of a user's own, which a later chapter schedules"
+    __slots__ = ()
+    def custom_kernel(self, *lst: Any, fxn: Callable, grad_fxn: Callable | None = None) -> list:
+        "The tensors, those written by the kernel that `fxn` makes in their new state"
+        return extension('custom_kernel')(self, *lst, fxn=fxn, grad_fxn=grad_fxn)
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c112
+class Slopes(Customising):
     "Gradients as results"
     __slots__ = ()
     @atomic
@@ -452,7 +506,7 @@ class Slopes(Differentiable):
         "The gradients with respect to the targets"
         return extension('gradient')(self, *targets, gradient=gradient)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c106
+# %% ../../nbs/frontend/41_tensor.ipynb #c115
 marks: WeakKeyDictionary = WeakKeyDictionary()   # Cell -> whether a gradient is wanted
 
 class Marking(Slopes):
@@ -469,7 +523,7 @@ class Marking(Slopes):
         "The same as `requires_grad_`"
         return self.requires_grad_(is_param)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c109
+# %% ../../nbs/frontend/41_tensor.ipynb #c118
 class Looks(Marking):
     "Equality, and one line for printing"
     __slots__ = ()
@@ -479,16 +533,16 @@ class Looks(Marking):
         differ = self._binary(Ops.CMPNE, x)
         return differ if differ is NotImplemented else -differ
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c111
+# %% ../../nbs/frontend/41_tensor.ipynb #c120
 class Printing(Looks):
     "One line that computes nothing"
     __slots__ = ()
     def __repr__(self) -> str:
-        base = self.uop.base.op
+        base = state_of(self.uop).op
         how = 'stored' if base is Ops.BUFFER else 'constant' if base is Ops.CONST else 'lazy'
         return f'<Tensor {self.shape} {self.dtype.name} on {self.device}, {how}>'
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c114
+# %% ../../nbs/frontend/41_tensor.ipynb #c123
 def int_type(array: np.ndarray) -> DType:
     "The default int, or a wider one that holds all of an array"
     return max(from_int(int(array.min(initial=0))), from_int(int(array.max(initial=0))))
@@ -498,18 +552,21 @@ def list_type(array: np.ndarray) -> DType:
     if array.dtype.kind in 'iu': return int_type(array)
     return dtypes.bool if array.dtype.kind == 'b' else dtypes.default_float
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c116
+# %% ../../nbs/frontend/41_tensor.ipynb #c125
 def as_array(data: Any, dtype: DType | None) -> tuple[np.ndarray, DType]:
     "Array and dtype for lists, arrays and bytes"
     if isinstance(data, (bytes, bytearray, memoryview)): data = np.frombuffer(data, np.uint8)
     if isinstance(data, (np.ndarray, np.generic)):
         return np.asarray(data), dtype or from_numpy(data.dtype)
-    array = np.array(data, None if dtype is None or dtype.kind == 'float' else to_numpy(dtype))
+    wanted = None if dtype is None or dtype.kind == 'float' else to_numpy(dtype)
+    try: array = np.array(data, wanted)
+    except ValueError as e: raise ValueError(
+        f'Tensor: {str(data)[:40]} is no array of numbers: {e}. Try rows of equal length') from None
     if array.dtype.kind in 'biuf': return array, dtype or list_type(array)
     raise TypeError(f'Tensor: {type(data).__name__} {str(data)[:40]} has no numbers; '
                     f'wanted numbers, lists, arrays or bytes')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c119
+# %% ../../nbs/frontend/41_tensor.ipynb #c128
 constants = itertools.count()
 
 def constant(dtype: DType, value: Any) -> UOp:
@@ -517,24 +574,24 @@ def constant(dtype: DType, value: Any) -> UOp:
     u = UOp.const(dtype, value)
     return u.replace(tag=next(constants)) if dtypes.is_float(dtype) else u
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c121
+# %% ../../nbs/frontend/41_tensor.ipynb #c130
 def check_shape(shape: tuple) -> tuple:
     "The shape; ValueError where a size is negative"
-    if not any(isinstance(n, int) and n < 0 for n in shape): return shape
+    if all(at_most(0, n) for n in shape): return shape
     raise ValueError(f'shape {shape} has a negative size; wanted 0 or more')
 
 def filled(shape: tuple, value: Any, dtype: DType) -> UOp:
     "One constant at every place"
     return constant(dtype, value)._stretch(check_shape(shape))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c124
+# %% ../../nbs/frontend/41_tensor.ipynb #c133
 def from_array(array: np.ndarray, dtype: DType, device: str) -> UOp:
     "The array's elements on a device: a copy that is made when it is needed"
     if not array.shape: return constant(dtype, array.item())
     if not array.size: return filled(array.shape, 0, dtype)
     return UOp(Ops.COPY, dtype, (host_buffer(array, dtype),), device)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c126
+# %% ../../nbs/frontend/41_tensor.ipynb #c135
 def graph_of(data: Any, dtype: DType | None, device: str) -> UOp:
     "The graph for what a Tensor is made from"
     if data is None: return filled((0,), 0, dtype or dtypes.default_float)
@@ -544,28 +601,49 @@ def graph_of(data: Any, dtype: DType | None, device: str) -> UOp:
         return from_array(*as_array(data, dtype), device)
     return data.cast(dtype or (dtypes.default_int if data.dtype is dtypes.index else data.dtype))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c129
-class Creation(Printing):
+# %% ../../nbs/frontend/41_tensor.ipynb #c138
+def place_for(device: Any) -> str | None:
+    "The name of a device that computes, or None; ValueError for a file"
+    name = None if device is None else Device.canonicalize(device)
+    if is_disk(name): raise ValueError(f'{name}: nothing is computed in a file; make the tensor '
+                                       f'elsewhere, then .to({name!r})')
+    return name
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c141
+class FromPaths(Printing):
+    "Tensors of files"
+    __slots__ = ()
+    @classmethod
+    def _at(cls, path: Any, dtype: DType, place: str | None) -> Self:
+        name = f'DISK:{os.path.realpath(path)}'
+        new = cls._file(name, (path_size(path) // dtype.itemsize,), dtype)
+        return new if place is None else new.to(place)
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c144
+class Creation(FromPaths):
     "Tensors from numbers"
     __slots__ = ()
     def __init__(self, data: Any, device: Any = None, dtype: Any = None,
                  requires_grad: bool | None = None):
-        place = None if device is None else Device.canonicalize(device)
-        dt = None if dtype is None else to_dtype(dtype)
-        cell = Cell(graph_of(data, dt, place or Device.DEFAULT), place)
-        cell.owned = None
-        self._hold(cell, (), cell.state).requires_grad_(requires_grad)
+        place, dt = place_for(device), None if dtype is None else to_dtype(dtype)
+        if isinstance(data, os.PathLike):
+            file = self._at(data, dt or dtypes.uint8, place)
+            self._hold(file.cell, file.chain, file.uop)
+        else:
+            cell = Cell(graph_of(data, dt, place or Device.DEFAULT), place)
+            cell.owned = None
+            self._hold(cell, (), cell.state)
+        self.requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c132
+# %% ../../nbs/frontend/41_tensor.ipynb #c147
 class Emptying(Creation):
     "Tensors from graphs, and from nothing"
     __slots__ = ()
     @classmethod
     def _new(cls, u: UOp, device: Any, requires_grad: bool | None = None) -> Self:
-        new = cls._value(u, None if device is None else Device.canonicalize(device))
-        return new.requires_grad_(requires_grad)
+        return cls._value(u, place_for(device)).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c134
+# %% ../../nbs/frontend/41_tensor.ipynb #c149
 class Blank(Emptying):
     "Storage with whatever it holds"
     __slots__ = ()
@@ -574,12 +652,14 @@ class Blank(Emptying):
               requires_grad: bool | None = None) -> Self:
         "Fresh storage with whatever it holds"
         dt, size = to_dtype(dtype or dtypes.default_float), check_shape(sizes('empty', shape))
+        if is_disk(name := Device.canonicalize(device)): return cls._file(name, size, dt)
         if 0 in size: return cls._new(filled(size, 0, dt), device, requires_grad)
-        new = cls._new(UOp.buffer(Device.canonicalize(device), size, dt), device)
-        new.cell.owned = new.cell.state
+        storage = UOp.buffer(name, room(size), dt)
+        new = cls._new(window(storage, size), device)
+        new.cell.owned = storage
         return new.requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c137
+# %% ../../nbs/frontend/41_tensor.ipynb #c152
 class Filling(Blank):
     "Tensors of one constant"
     __slots__ = ()
@@ -591,7 +671,7 @@ class Filling(Blank):
         dt = to_dtype(dtype) if dtype is not None else from_py(fill_value)
         return cls._new(filled(size, fill_value, dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c139
+# %% ../../nbs/frontend/41_tensor.ipynb #c154
 class ZerosAndOnes(Filling):
     "Tensors of zeros and ones"
     __slots__ = ()
@@ -600,7 +680,7 @@ class ZerosAndOnes(Filling):
         "Zeros"
         return cls.full(sizes('zeros', shape), 0, dtype or dtypes.default_float, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c142
+# %% ../../nbs/frontend/41_tensor.ipynb #c157
 class Ones(ZerosAndOnes):
     "Tensors of ones"
     __slots__ = ()
@@ -609,16 +689,16 @@ class Ones(ZerosAndOnes):
         "Ones"
         return cls.full(sizes('ones', shape), 1, dtype or dtypes.default_float, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c145
+# %% ../../nbs/frontend/41_tensor.ipynb #c160
 class Likes(Ones):
     "Tensors like another"
     __slots__ = ()
     def full_like(self, fill_value: Any, dtype: Any = None, device: Any = None, **kw: Any) -> Self:
         "A constant at every place of this shape"
-        dt, place = dtype or self.dtype, device or self.place
+        dt, place = dtype or self.dtype, device or self.home
         return type(self).full(self.shape, fill_value, dt, place, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c147
+# %% ../../nbs/frontend/41_tensor.ipynb #c162
 class MoreLikes(Likes):
     "Common tensors like another"
     __slots__ = ()
@@ -628,9 +708,16 @@ class MoreLikes(Likes):
 
     def empty_like(self, **kw: Any) -> Self:
         "Fresh storage of this shape"
-        return type(self).empty(self.shape, **{'dtype': self.dtype, 'device': self.device, **kw})
+        return type(self).empty(self.shape, **{'dtype': self.dtype, 'device': self.home, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c150
+# %% ../../nbs/frontend/41_tensor.ipynb #c165
+def how_many(start: Any, stop: Any, step: Any) -> Any:
+    "How many numbers there are from start up to stop"
+    if not any(isinstance(v, UOp) for v in (start, stop, step)):
+        return max(0, math.ceil((stop - start) / step))
+    return check_shape((simplest(-((start - stop) // step)),))[0]
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c168
 class Counting(MoreLikes):
     "Evenly spaced numbers"
     __slots__ = ()
@@ -643,10 +730,10 @@ class Counting(MoreLikes):
         whole = not any(isinstance(v, float) for v in (start, stop, step))
         dt = to_dtype(dtype or (dtypes.default_int if whole else dtypes.default_float))
         wide = dt if whole else least_upper_float(dt)
-        numbers = UOp.arange(max(0, math.ceil((stop - start) / step))).cast(wide)
+        numbers = UOp.arange(how_many(start, stop, step)).cast(wide)
         return cls._new((numbers * step + start).cast(dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c153
+# %% ../../nbs/frontend/41_tensor.ipynb #c171
 class Spacing(Counting):
     "So many numbers between two"
     __slots__ = ()
@@ -661,7 +748,7 @@ class Spacing(Counting):
         u = numbers.cast(least_upper_float(dt)) * float(gap) + float(start)
         return cls._new(u.cast(dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c155
+# %% ../../nbs/frontend/41_tensor.ipynb #c173
 class Diagonals(Spacing):
     "The identity matrix"
     __slots__ = ()
@@ -673,7 +760,7 @@ class Diagonals(Spacing):
         hit = UOp.arange(rows).reshape((rows, 1)).eq(UOp.arange(columns).reshape((1, columns)))
         return cls._new(hit.cast(to_dtype(dtype or dtypes.default_float)), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c158
+# %% ../../nbs/frontend/41_tensor.ipynb #c176
 TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 def mix(x: Any, y: Any, turn: int) -> tuple[Any, Any]:
@@ -681,7 +768,7 @@ def mix(x: Any, y: Any, turn: int) -> tuple[Any, Any]:
     x = x + y
     return x, ((y << turn) | (y >> (32 - turn))) ^ x
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c161
+# %% ../../nbs/frontend/41_tensor.ipynb #c179
 def threefry(x: Any, y: Any, key: tuple[Any, Any]) -> tuple[Any, Any]:
     "Two random words for the counters x and y: twenty rounds, the key added after every four"
     keys = key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bda
@@ -691,34 +778,34 @@ def threefry(x: Any, y: Any, key: tuple[Any, Any]) -> tuple[Any, Any]:
         x, y = x + keys[(block + 1) % 3], y + keys[(block + 2) % 3] + (block + 1)
     return x, y
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c165
+# %% ../../nbs/frontend/41_tensor.ipynb #c183
 class Generator:
     "The seed, and how many random tensors were made since it was set"
-    seed, made = int(time.time()), 0
+    seed, made, seeded = int(time.time()), 0, 0   # how often it was set
 
     @classmethod
     def words(cls, n: int) -> tuple[UOp, UOp]:
         "Two random words for each of n elements; each call has a number of its own (M11)"
-        names = {'rng_seed': cls.seed, 'rng_counter': cls.made}
-        seed, number = [UOp.variable(k, 0, 2**31 - 1).bind(v % 2**31).cast(dtypes.uint32)
-                        for k, v in names.items()]
+        values = {'rng_seed': cls.seed % 2**31, 'rng_counter': cls.made % 2**31}
+        seed, number = [UOp.variable(f'{k}_{v}', 0, 2**31 - 1).bind(v).cast(dtypes.uint32)
+                        for k, v in values.items()]
         cls.made += 1
         return threefry(UOp.arange(n, dtypes.uint32), number, (seed, UOp.const(dtypes.uint32, 0)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c168
+# %% ../../nbs/frontend/41_tensor.ipynb #c186
 DIGITS = {dtypes.float16: 11, dtypes.bfloat16: 8}   # bits that fit; float32 has 24
 
 def unit(word: UOp, digits: int = 24) -> UOp:
     "A float32 from 0 up to 1, without it, made of the high bits"
     return (word >> (32 - digits)).cast(dtypes.float32) * 2.0**-digits
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c170
+# %% ../../nbs/frontend/41_tensor.ipynb #c188
 def double_unit(x: UOp, y: UOp) -> UOp:
     "A float64 from 0 up to 1, without it, made of 53 bits of two words"
     high, low = (x >> 5).cast(dtypes.float64), (y >> 6).cast(dtypes.float64)
     return (high * 2.0**26 + low) * 2.0**-53
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c173
+# %% ../../nbs/frontend/41_tensor.ipynb #c191
 class Randomness(Diagonals):
     "Random tensors; every device makes the same bits"
     __slots__ = ()
@@ -728,26 +815,27 @@ class Randomness(Diagonals):
         if not hasattr(seed, '__index__'):
             raise TypeError(f'manual_seed: {seed!r}; wanted an int')
         Generator.seed, Generator.made = seed, 0
+        Generator.seeded += 1
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c175
+# %% ../../nbs/frontend/41_tensor.ipynb #c193
 class RandomTensors(Randomness):
     "Random bits under a rule"
     __slots__ = ()
     @classmethod
     def _random(cls, shape: tuple, dtype: DType, device: Any, rule: Callable, **kw: Any) -> Self:
-        place = Device.canonicalize(device)
+        place = place_for(device) or Device.DEFAULT
         if 0 in check_shape(shape): return cls._new(filled(shape, 0, dtype), place, **kw)
         u = rule(*Generator.words(prod(shape))).cast(dtype).reshape(shape)
         return cls._new(UOp(Ops.STAGE, dtype, (u,), place), place, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c178
+# %% ../../nbs/frontend/41_tensor.ipynb #c196
 def float_type(name: str, dtype: Any) -> DType:
     "The dtype, a float; TypeError for any other"
     dt = to_dtype(dtype or dtypes.default_float)
     if dt.kind == 'float': return dt
     raise TypeError(f'{name}: {dt.name}; wanted a float type. Try randint')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c180
+# %% ../../nbs/frontend/41_tensor.ipynb #c198
 class Uniform(RandomTensors):
     "Uniform numbers"
     __slots__ = ()
@@ -758,13 +846,13 @@ class Uniform(RandomTensors):
         rule = double_unit if dt is dtypes.float64 else lambda x, y: unit(x, DIGITS.get(dt, 24))
         return cls._random(sizes('rand', shape), dt, device, rule, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c183
+# %% ../../nbs/frontend/41_tensor.ipynb #c201
 def box_muller(x: UOp, y: UOp) -> UOp:
     "A normally distributed float32 from two random words"
     radius = ((1 - unit(x)).log() * -2).sqrt()
     return radius * (unit(y) * (2 * math.pi)).cos()
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c185
+# %% ../../nbs/frontend/41_tensor.ipynb #c203
 class Normal(Uniform):
     "Normal numbers"
     __slots__ = ()
@@ -774,14 +862,14 @@ class Normal(Uniform):
         dt = float_type('randn', dtype)
         return cls._random(sizes('randn', shape), dt, device, box_muller, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c188
+# %% ../../nbs/frontend/41_tensor.ipynb #c206
 def ranged(low: int, high: int) -> Callable:
     "Rule for ints from low up to high"
     if low < high <= low + 2**32:
         return lambda x, y: ((x.cast(dtypes.uint64) * (high - low)) >> 32).cast(dtypes.int64) + low
     raise ValueError(f'randint: from {low} up to {high}; wanted low < high, at most 2**32 apart')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c190
+# %% ../../nbs/frontend/41_tensor.ipynb #c208
 class Integers(Normal):
     "Random ints"
     __slots__ = ()
@@ -793,7 +881,7 @@ class Integers(Normal):
         if dt.kind not in ('int', 'uint'): raise TypeError(f'randint: {dt.name}; wanted ints')
         return cls._random(sizes('randint', shape), dt, device, ranged(low, high), **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c193
+# %% ../../nbs/frontend/41_tensor.ipynb #c211
 class Distributions(Integers):
     "Other bounds, means and deviations"
     __slots__ = ()
@@ -803,7 +891,7 @@ class Distributions(Integers):
         "Uniform numbers from low up to high"
         return (cls.rand(*shape, **kw) * (high - low) + low).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c195
+# %% ../../nbs/frontend/41_tensor.ipynb #c213
 class Normals(Distributions):
     "Other means and deviations"
     __slots__ = ()
@@ -813,7 +901,7 @@ class Normals(Distributions):
         "Normal numbers with this mean and deviation"
         return (cls.randn(*shape, **kw) * std + mean).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c198
+# %% ../../nbs/frontend/41_tensor.ipynb #c216
 class Bounds(Normals):
     "Weights between two bounds"
     __slots__ = ()
@@ -823,7 +911,7 @@ class Bounds(Normals):
         bound = prod(sizes('scaled_uniform', shape)) ** -0.5
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c200
+# %% ../../nbs/frontend/41_tensor.ipynb #c218
 class Glorot(Bounds):
     "Weights for signals both ways"
     __slots__ = ()
@@ -834,7 +922,7 @@ class Glorot(Bounds):
         bound = math.sqrt(6 / (outs + prod(ins)))
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c203
+# %% ../../nbs/frontend/41_tensor.ipynb #c221
 class Kaiming(Glorot):
     "Weights for layers with relu"
     __slots__ = ()
@@ -844,7 +932,7 @@ class Kaiming(Glorot):
         bound = math.sqrt(6 / (1 + a * a) / prod(sizes('kaiming_uniform', shape)[1:]))
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c205
+# %% ../../nbs/frontend/41_tensor.ipynb #c223
 class KaimingNormal(Kaiming):
     "Normal weights for layers with relu"
     __slots__ = ()
@@ -854,23 +942,23 @@ class KaimingNormal(Kaiming):
         std = math.sqrt(2 / (1 + a * a) / prod(sizes('kaiming_normal', shape)[1:]))
         return cls.normal(*shape, std=std, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c208
+# %% ../../nbs/frontend/41_tensor.ipynb #c226
 class RandomLikes(KaimingNormal):
     "Random tensors of a given shape"
     __slots__ = ()
     def rand_like(self, **kw: Any) -> Self:
         "Uniform numbers of this shape"
-        return type(self).rand(self.shape, **{'dtype': self.dtype, 'device': self.device, **kw})
+        return type(self).rand(self.shape, **{'dtype': self.dtype, 'device': self.home, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c210
+# %% ../../nbs/frontend/41_tensor.ipynb #c228
 class NormalLikes(RandomLikes):
     "Normal numbers of a given shape"
     __slots__ = ()
     def randn_like(self, **kw: Any) -> Self:
         "Normal numbers of this shape"
-        return type(self).randn(self.shape, **{'dtype': self.dtype, 'device': self.device, **kw})
+        return type(self).randn(self.shape, **{'dtype': self.dtype, 'device': self.home, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c212
+# %% ../../nbs/frontend/41_tensor.ipynb #c230
 class Dropping(NormalLikes):
     "Elements left out at random"
     __slots__ = ()
@@ -884,27 +972,27 @@ class Dropping(NormalLikes):
         keep = self.rand_like(dtype=dtypes.float32) >= p
         return keep.where(self, 0) * (1 / (1 - p))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c215
+# %% ../../nbs/frontend/41_tensor.ipynb #c233
 class train:
     "A block, `with Tensor.train():`, in which layers behave as in training"
     def __init__(self, mode: bool = True): self.mode = mode
     def __enter__(self) -> None: self.before, Tensor.training = Tensor.training, self.mode
     def __exit__(self, *error: object) -> None: Tensor.training = self.before
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c217
+# %% ../../nbs/frontend/41_tensor.ipynb #c235
 class Packing(Dropping):
     "Copies made by `copy` and `pickle`"
     __slots__ = ()
     def __reduce__(self) -> tuple:
-        return type(self), (self.numpy(), self.device, self.dtype, self.requires_grad)
+        return type(self), (self.numpy(), self.home, self.dtype, self.requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c220
+# %% ../../nbs/frontend/41_tensor.ipynb #c238
 class Tensor(Packing):
     "An array that is computed when somebody looks"
     __slots__ = ()
     train = train
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c223
+# %% ../../nbs/frontend/41_tensor.ipynb #c241
 def live_tensors() -> list[Tensor]:
     "All tensors that somebody still refers to, by age of their cells"
     alive = [t for ref in list(handles.data)  # type: ignore[attr-defined]

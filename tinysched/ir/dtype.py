@@ -305,7 +305,8 @@ def to_storage(array: Any, dt: DType) -> Any:
     if dt is not dtypes.bfloat16: return np.asarray(array).astype(to_numpy(dt), copy=False)
     bits = np.atleast_1d(np.asarray(array, np.float32)).view(np.uint32)
     rounded = (bits + np.uint32(0x7fff) + (bits >> 16 & 1)) >> 16
-    out = np.where(bits & 0x7fffffff > 0x7f800000, bits >> 16 | 0x40, rounded)
+    odd = bits >> 16 | np.where(bits & 0x7f0000, 0, 0x40)
+    out = np.where(bits & 0x7fffffff > 0x7f800000, odd, rounded)
     return out.astype(np.uint16).reshape(np.shape(array))
 
 # %% ../../nbs/ir/01_dtype.ipynb #c98

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['STORAGE', 'VIEWS', 'PYTHON', 'leaves', 'FLOAT_ONLY', 'SHIFTS', 'NOT_FLOAT', 'ARITY', 'arithmetic', 'CHECKS',
-           'movement', 'REDUCES', 'BODIES', 'tensor_only', 'effects', 'tensor_spec', 'call_leaves', 'call_spec',
-           'kernel_spec', 'views', 'kernel_graph_spec', 'schedule_spec', 'Law', 'law', 'Spec', 'unverified',
-           'SpecError', 'look', 'violation', 'verify', 'state_of', 'is_scalar', 'is_state', 'good_const',
-           'good_storage', 'good_bind', 'good_arange', 'dtypes_agree', 'kind_fits', 'good_alu', 'good_cast',
-           'good_movement', 'good_reduce', 'same_value', 'good_copy', 'good_store', 'good_after', 'good_call',
-           'good_sink', 'good_param', 'good_kernel_param', 'good_index', 'good_range', 'good_loops',
-           'good_kernel_reduce', 'good_kernel_store', 'good_scalar_alu', 'good_kernel', 'good_body', 'good_kernel_call',
-           'good_kernel_after', 'good_kernel_sink', 'good_scheduled_call', 'good_linear']
+           'movement', 'REDUCES', 'EFFECTS', 'BODIES', 'functions', 'tensor_only', 'effects', 'tensor_spec',
+           'call_leaves', 'call_spec', 'kernel_spec', 'views', 'kernel_graph_spec', 'schedule_spec', 'Law', 'law',
+           'Spec', 'unverified', 'SpecError', 'look', 'violation', 'verify', 'state_of', 'is_scalar', 'is_state',
+           'good_const', 'good_storage', 'good_bind', 'good_arange', 'dtypes_agree', 'kind_fits', 'good_alu',
+           'good_cast', 'good_movement', 'good_reduce', 'same_value', 'good_copy', 'good_store', 'good_after',
+           'good_call', 'good_user_call', 'good_function', 'good_gettuple', 'good_sink', 'good_param',
+           'good_kernel_param', 'good_index', 'good_range', 'good_loops', 'good_kernel_reduce', 'good_kernel_store',
+           'good_scalar_alu', 'good_kernel', 'good_body', 'good_kernel_call', 'good_kernel_after', 'good_kernel_sink',
+           'good_scheduled_call', 'good_linear']
 
 # %% ../../nbs/ir/08_spec.ipynb #c2
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ from .dtype import DType, as_const, dtypes
 from .movement import (check_expand, check_flip, check_pad, check_permute,
                                    check_reshape, check_shrink)
 from .pattern import SCOPES, PatternMatcher, UPat, place
-from .uop import AxisType, KernelInfo, ParamArg, UOp, describe
+from .uop import AxisType, KernelInfo, ParamArg, UOp, describe, picked
 from .vocabulary import GroupOp, Ops
 
 # %% ../../nbs/ir/08_spec.ipynb #c11
@@ -85,7 +86,9 @@ def violation(u: UOp, spec: Spec) -> SpecError:
     laws = [law for law in spec.laws if law.pattern.op is None or u.op in law.pattern.op]
     wanted = '\n  or '.join(map(str, laws)) or f'no {u.op.name} at all'
     sources = ''.join(f'\n  source {i}: {look(s)}' for i, s in enumerate(u.src)) or '\n  no sources'
-    return SpecError(f'{spec.name} does not allow {look(u)}{sources}\n  wanted {wanted}')
+    loops = sorted(u.ranges, key=lambda r: r.arg[0]) if u.op is Ops.SINK else ()
+    still = ''.join(f'\n  open loop: {look(r)}' for r in loops)
+    return SpecError(f'{spec.name} does not allow {look(u)}{sources}{still}\n  wanted {wanted}')
 
 # %% ../../nbs/ir/08_spec.ipynb #c29
 def verify(root: UOp, spec: Spec) -> UOp:
@@ -219,9 +222,11 @@ def good_store(u: UOp) -> bool:
         value.shape in (target.shape, ())
 
 def good_after(u: UOp) -> bool:
-    "Whether an AFTER is a state with effects: STORE, CALL, END or other AFTERs"
+    "Whether an AFTER is a state with effects: STORE, CALL, FUNCTION, END or other AFTERs"
     return is_state(state_of(u.src[0])) and u.dtype is u.src[0].dtype and \
-        all(e.op in (Ops.STORE, Ops.CALL, Ops.END, Ops.AFTER) for e in u.src[1:])
+        all(e.op in EFFECTS for e in u.src[1:])
+
+EFFECTS = frozenset((Ops.STORE, Ops.CALL, Ops.FUNCTION, Ops.END, Ops.AFTER))
 
 # %% ../../nbs/ir/08_spec.ipynb #c73
 def good_call(u: UOp) -> bool:
@@ -231,18 +236,37 @@ def good_call(u: UOp) -> bool:
 BODIES = frozenset((Ops.SINK, Ops.LINEAR, Ops.PROGRAM, Ops.STORE))
 
 # %% ../../nbs/ir/08_spec.ipynb #c76
+def good_user_call(u: UOp) -> bool:
+    "Whether a CALL invokes a body on scalars and on views of states and of STAGEs (E2)"
+    values = (state_of(a) for a in u.src[1:])
+    return good_call(u.replace(src=(u.src[0], *(a for a in values if a.op is not Ops.STAGE))))
+
+# %% ../../nbs/ir/08_spec.ipynb #c79
+def good_function(u: UOp) -> bool:
+    "Whether a FUNCTION gives a TUPLE of values its arguments, which are values, states and scalars"
+    body, *args = u.src
+    return body.op is Ops.TUPLE and all(s.shape is not None for s in (*body.src, *args))
+
+def good_gettuple(u: UOp) -> bool:
+    "Whether a GETTUPLE picks a value that its FUNCTION has"
+    return 0 <= u.arg < len(u.src[0].src[0].src) and u.dtype is picked(u).dtype
+
+functions = [law(Ops.FUNCTION, good_function), law(Ops.GETTUPLE, good_gettuple, Ops.FUNCTION)]
+
+# %% ../../nbs/ir/08_spec.ipynb #c82
 def good_sink(u: UOp) -> bool:
     "Whether the SINK of a program has no argument and holds values and states"
     return u.arg is None and all(s.shape is not None for s in u.src)
 
 tensor_only = [law(Ops.REDUCE, good_reduce), law(Ops.COPY, good_copy), law(Ops.SINK, good_sink),
                law({Ops.STAGE, Ops.DETACH, Ops.CONTIGUOUS_BACKWARD}, same_value)]
-effects = [law(Ops.STORE, good_store), law(Ops.AFTER, good_after), law(Ops.CALL, good_call)]
+effects = [law(Ops.STORE, good_store), law(Ops.AFTER, good_after), law(Ops.CALL, good_user_call)]
 
-# %% ../../nbs/ir/08_spec.ipynb #c79
-tensor_spec = Spec('tensor_spec', leaves + arithmetic + movement + tensor_only + effects)
+# %% ../../nbs/ir/08_spec.ipynb #c85
+tensor_spec = Spec('tensor_spec', leaves + arithmetic + movement + tensor_only + functions +
+                   effects)
 
-# %% ../../nbs/ir/08_spec.ipynb #c84
+# %% ../../nbs/ir/08_spec.ipynb #c90
 def good_param(u: UOp) -> bool:
     "Whether a canonical body has PARAM and ALLOC, and neither BUFFER nor BIND (B2, B4)"
     return u.op in (Ops.PARAM, Ops.ALLOC) and good_storage(u)
@@ -251,7 +275,7 @@ call_leaves = [law(Ops.CONST, good_const), law(Ops.ARANGE, good_arange),
                law(STORAGE | {Ops.BIND}, good_param)]
 call_spec = Spec('call_spec', call_leaves + arithmetic + movement + tensor_only + effects)
 
-# %% ../../nbs/ir/08_spec.ipynb #c87
+# %% ../../nbs/ir/08_spec.ipynb #c93
 def good_kernel_param(u: UOp) -> bool:
     "Whether a kernel's PARAM is flat, or a scalar with a name"
     if is_scalar(u): return good_storage(u) and u.arg.shape == ()
@@ -263,7 +287,7 @@ def good_index(u: UOp) -> bool:
     return is_state(memory) and dtypes.is_int(at.dtype) and u.dtype is memory.dtype and \
         [g.dtype for g in gate] in ([], [dtypes.bool])
 
-# %% ../../nbs/ir/08_spec.ipynb #c90
+# %% ../../nbs/ir/08_spec.ipynb #c96
 def good_range(u: UOp) -> bool:
     "Whether a RANGE has an integer bound, a number and an AxisType"
     return len(u.src) == 1 and dtypes.is_int(u.src[0].dtype) and u.dtype is dtypes.index and \
@@ -273,16 +297,17 @@ def good_loops(u: UOp) -> bool:
     "Whether an END or REDUCE closes RANGEs"
     return all(r.op is Ops.RANGE for r in u.src[1:])
 
-# %% ../../nbs/ir/08_spec.ipynb #c93
+# %% ../../nbs/ir/08_spec.ipynb #c99
 def good_kernel_reduce(u: UOp) -> bool:
     "Whether a REDUCE in a kernel names ADD, MUL or MAX, and its loops are sources"
     return u.arg[0] in REDUCES and u.arg[1] == () and u.dtype is u.src[0].dtype and good_loops(u)
 
 def good_kernel_store(u: UOp) -> bool:
-    "Whether a STORE in a kernel writes one value of the same dtype at an INDEX"
-    return u.src[0].dtype is u.src[1].dtype and u.src[1].shape == ()
+    "Whether a STORE in a kernel writes, or joins, one value of the same dtype at an INDEX"
+    joins = u.arg is None or u.arg in REDUCES
+    return joins and u.src[0].dtype is u.src[1].dtype and u.src[1].shape == ()
 
-# %% ../../nbs/ir/08_spec.ipynb #c96
+# %% ../../nbs/ir/08_spec.ipynb #c102
 def good_scalar_alu(u: UOp) -> bool:
     "Whether an operation in a kernel is on single numbers, of one dtype that suits it"
     return all(s.shape == () for s in u.src) and (u.op not in GroupOp.ALU or good_alu(u))
@@ -292,7 +317,7 @@ def good_kernel(u: UOp) -> bool:
     return isinstance(u.arg, KernelInfo) and not u.ranges and \
         all(s.op in (Ops.STORE, Ops.END) for s in u.src)
 
-# %% ../../nbs/ir/08_spec.ipynb #c99
+# %% ../../nbs/ir/08_spec.ipynb #c105
 kernel_spec = Spec('kernel_spec', [
     law(Ops.CONST, good_const), law(Ops.PARAM, good_kernel_param), law(Ops.RANGE, good_range),
     law(Ops.INDEX, good_index, Ops.PARAM, None, more=True),
@@ -300,7 +325,7 @@ kernel_spec = Spec('kernel_spec', [
     law(Ops.REDUCE, good_kernel_reduce), law(Ops.STORE, good_kernel_store, Ops.INDEX, None),
     law(Ops.END, good_loops, {Ops.STORE, Ops.END}, more=True), law(Ops.SINK, good_kernel)])
 
-# %% ../../nbs/ir/08_spec.ipynb #c102
+# %% ../../nbs/ir/08_spec.ipynb #c108
 def good_body(body: UOp) -> bool:
     "Whether a CALL's body is a kernel, a schedule, a program or a bulk copy, and verified"
     if body.op is Ops.SINK: verify(body, kernel_spec)
@@ -311,7 +336,7 @@ def good_kernel_call(u: UOp) -> bool:
     "Whether a CALL in a kernel graph invokes a verified body on views of states and on scalars"
     return good_body(u.src[0]) and good_call(u)
 
-# %% ../../nbs/ir/08_spec.ipynb #c105
+# %% ../../nbs/ir/08_spec.ipynb #c111
 def good_kernel_after(u: UOp) -> bool:
     "Whether an AFTER in a kernel graph is a state with CALLs, ENDs or other AFTERs (F6)"
     return good_after(u) and all(e.op is not Ops.STORE for e in u.src[1:])
@@ -320,13 +345,13 @@ def good_kernel_sink(u: UOp) -> bool:
     "Whether a kernel graph is a SINK of states (E10)"
     return u.arg is None and all(is_state(state_of(s)) for s in u.src)
 
-# %% ../../nbs/ir/08_spec.ipynb #c108
+# %% ../../nbs/ir/08_spec.ipynb #c114
 views = movement + [law(Ops.BITCAST, good_cast)]
 kernel_graph_spec = Spec('kernel_graph_spec', leaves + views + [
     law(Ops.CALL, good_kernel_call), law(Ops.AFTER, good_kernel_after),
     law(Ops.END, good_loops, Ops.CALL, more=True), law(Ops.SINK, good_kernel_sink)])
 
-# %% ../../nbs/ir/08_spec.ipynb #c111
+# %% ../../nbs/ir/08_spec.ipynb #c117
 def good_scheduled_call(u: UOp) -> bool:
     "Whether a scheduled CALL invokes a verified body on views of bare buffers and on scalars (F7)"
     return good_body(u.src[0]) and all(state_of(a).op in STORAGE or is_scalar(a) for a in u.src[1:])

@@ -5,27 +5,30 @@
 # %% auto #0
 __all__ = ['PYTHON', 'Text', 'INFIX', 'TRUE', 'FALSE', 'ENTERED', 'Terms', 'NUMBERS', 'TRUTHS', 'QUESTIONS', 'FLOATING', 'X', 'Y',
            'C', 'D', 'INTS', 'FLOATS', 'folding', 'ONE', 'identities', 'XI', 'annihilators', 'YES', 'NO', 'bitwise',
-           'collecting', 'powers', 'conversions', 'B', 'choices', 'loads', 'reductions', 'indices', 'symbolic',
-           'floor_mod', 'worth', 'evaluate', 'leaf_text', 'paren', 'infix_text', 'not_text', 'node_text', 'is_not',
-           'render_index', 'node', 'num', 'settled', 'known', 'remember', 'simplify', 'token', 'order', 'scaled',
-           'linear', 'total', 'add', 'times', 'leads_negative', 'content', 'factors', 'monomial', 'product_of',
-           'multiply', 'whole', 'divide', 'digits', 'divisor', 'divide_rest', 'shorter', 'remain', 'remain_rest',
-           'parts_of', 'join', 'rejoin', 'size_of', 'loose', 'lowest', 'never_negative', 'take_out', 'split_by',
-           'quotient', 'remainder', 'sides', 'negated', 'less_than', 'below', 'different', 'bound_of', 'members',
-           'tightest', 'joined', 'both', 'either', 'unequal', 'larger', 'where', 'converted', 'shifted', 'law', 'step',
-           'guarded', 'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like', 'swap', 'regroup',
-           'reciprocal', 'direct', 'choose', 'turned', 'gated', 'count', 'repeated', 'closed', 'on_index']
+           'collecting', 'powers', 'conversions', 'B', 'CHOICE', 'choices', 'loads', 'indices', 'plain', 'LIFTED',
+           'reductions', 'symbolic', 'floor_mod', 'worth', 'evaluate', 'leaf_text', 'paren', 'infix_text', 'not_text',
+           'node_text', 'is_not', 'render_index', 'node', 'num', 'settled', 'known', 'remember', 'form', 'simplify',
+           'token', 'order', 'scaled', 'linear', 'total', 'add', 'times', 'leads_negative', 'content', 'factors',
+           'monomial', 'product_of', 'multiply', 'whole', 'divide', 'digits', 'divisor', 'divide_rest', 'shorter',
+           'remain', 'remain_rest', 'parts_of', 'join', 'rejoin', 'size_of', 'loose', 'lowest', 'never_negative',
+           'take_out', 'split_by', 'quotient', 'remainder', 'sides', 'negated', 'less_than', 'below', 'different',
+           'bound_of', 'members', 'tightest', 'joined', 'both', 'either', 'unequal', 'larger', 'where', 'converted',
+           'shifted', 'law', 'step', 'guarded', 'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like',
+           'swap', 'regroup', 'reciprocal', 'direct', 'choose', 'turned', 'chosen', 'chosen_of', 'cast_choice',
+           'nested_choice', 'gated', 'on_index', 'count', 'repeated', 'closed', 'whole_number', 'lifted', 'lift',
+           'isolate', 'within', 'solved', 'Parts', 'choice', 'parted', 'harmless', 'gate', 'at_step', 'only_step',
+           'one_step', 'limit', 'steps_left', 'counted', 'offset', 'moved_out']
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c2
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from .dtype import DType, can_lossless_cast, dtypes
 from .pattern import PatternMatcher, UPat
-from .uop import UOp, floor_div
+from .uop import Arithmetic, UOp, floor_div
 from .vocabulary import GroupOp, Ops
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c9
@@ -48,7 +51,7 @@ PYTHON: dict[Ops, Callable] = {
 def worth(n: UOp, done: dict[UOp, Any]) -> Any:
     "Value of a node whose sources have one"
     if n.op is Ops.CONST: return n.arg
-    if n.op is Ops.BIND: return done[n.src[1]]
+    if n.op is Ops.BIND: return n.src[1].arg
     if n.op is Ops.CAST: return (bool if n.dtype is dtypes.bool else int)(done[n.src[0]])
     if n.op in PYTHON: return PYTHON[n.op](*(done[s] for s in n.src))
     raise ValueError(f'evaluate: no value for {n}. Add it to the values')
@@ -57,7 +60,7 @@ def worth(n: UOp, done: dict[UOp, Any]) -> Any:
 def evaluate(u: UOp, values: dict[UOp, int]) -> int:
     "The number that an index expression is, given one for each loop and variable"
     done: dict[UOp, Any] = dict(values)
-    for n in u.toposort(lambda n: n not in values):
+    for n in u.toposort(lambda n: n not in values and n.op is not Ops.BIND):
         if n not in done: done[n] = worth(n, done)
     return done[u]
 
@@ -66,7 +69,7 @@ def leaf_text(u: UOp) -> str:
     "Name or number of a node without arithmetic"
     if u.op is Ops.CONST: return str(u.arg)
     if u.op is Ops.RANGE: return f'r{u.arg[0]}'
-    if u.op is Ops.BIND: return leaf_text(u.src[0])
+    if u.op is Ops.BIND: return f'{leaf_text(u.src[0])}={u.src[1].arg}'
     if u.op is Ops.PARAM: return u.arg.name or f'p{u.arg.slot}'
     return u.op.name.lower()
 
@@ -103,7 +106,7 @@ def node_text(u: UOp, done: dict[UOp, Text]) -> Text:
     "Text of a node whose sources have one"
     if is_not(u): return not_text(u.src[0], done)
     if u.op in INFIX: return infix_text(u.op, done[u.src[0]], done[u.src[1]])
-    if not u.src or u.op in (Ops.RANGE, Ops.BIND): return leaf_text(u), 9
+    if not u.src or u.op in (Ops.RANGE, Ops.BIND): return leaf_text(u), 0 if u.op is Ops.BIND else 9
     args = [done[s][0] for s in u.src]
     if u.op is Ops.WHERE: return f'{args[1]} if {args[0]} else {args[2]}', 0
     if u.op is Ops.NEG: return f'-{paren(done[u.src[0]], 7.5)}', 6.5
@@ -160,6 +163,10 @@ def remember(u: UOp, new: UOp) -> None:
     if not known(new): new._simplified = None
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c55
+def form(u: UOp) -> UOp:
+    "The remembered form of a node"
+    return u if u._simplified is None else u._simplified
+
 def simplify(u: UOp) -> UOp:
     "The canonical form of an index or a condition"
     todo = [] if known(u) else [u]
@@ -168,9 +175,12 @@ def simplify(u: UOp) -> UOp:
         src = n.src if n.op in ENTERED else ()
         if missing := [s for s in src if not known(s)]: todo.extend(missing)
         elif known(todo.pop()): continue
-        elif src: remember(n, step(n, tuple(s._simplified or s for s in src)))
+        elif src: remember(n, step(n, tuple(form(s) for s in src)))
         else: remember(n, settled(n))
-    return u._simplified or u
+    return form(u)
+
+
+UOp.arithmetic = Arithmetic(simplify, evaluate, render_index)
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c58
 def token(u: UOp) -> tuple[int, int, str]:
@@ -472,7 +482,7 @@ def less_than(a: UOp, b: UOp) -> UOp:
     d = add(a, b, -1)
     if d.vmax < 0 or d.vmin >= 0: return TRUE if d.vmax < 0 else FALSE
     terms, const = linear(d)
-    if any(map(loose, terms)):
+    if any(loose(t) is not None for t in terms):
         if never_negative(d): return FALSE
         if never_negative(add(num(-1), d, -1)): return TRUE
     if not leads_negative(terms): return below(terms, -const)
@@ -746,7 +756,7 @@ powers = PatternMatcher([(X / UPat.cvar('c', FLOATS), reciprocal)])
 # %% ../../nbs/ir/05_symbolic.ipynb #c239
 def direct(u: UOp, x: UOp, y: UOp) -> UOp | None:
     "One CAST in place of two"
-    ints = all(dtypes.is_int(n.dtype) for n in (u, x, y))
+    ints = all(dtypes.is_int(n.dtype) and n.dtype is not dtypes.index for n in (u, x, y))
     if ints and u.dtype.bitsize <= y.dtype.bitsize: return x.cast(u.dtype)
     return x.cast(u.dtype) if can_lossless_cast(x.dtype, y.dtype) else None
 
@@ -766,14 +776,38 @@ def turned(c: UOp, x: UOp, y: UOp) -> UOp | None:
     "The choice by a condition in place of its negation"
     return UOp(Ops.WHERE, x.dtype, (c, y, x)) if c.dtype is dtypes.bool else None
 
+# %% ../../nbs/ir/05_symbolic.ipynb #c246
+def chosen(c: UOp, x: UOp) -> UOp:
+    "An integer times a condition, as a choice"
+    return UOp(Ops.WHERE, x.dtype, (c, x, UOp.const(x.dtype, 0)))
+
+def chosen_of(c: UOp, k: UOp, d: UOp, x: UOp) -> UOp | None:
+    "An integer times one constant or 0, as a choice"
+    if k.arg and d.arg: return None
+    return UOp(Ops.WHERE, x.dtype, (c, x * k, x * d))
+
+def cast_choice(u: UOp, c: UOp, k: UOp, d: UOp) -> UOp:
+    "One of two converted constants, in place of one of two converted"
+    return UOp(Ops.WHERE, u.dtype, (c, k.cast(u.dtype), d.cast(u.dtype)))
+
+def nested_choice(c: UOp, e: UOp, x: UOp, y: UOp) -> UOp:
+    "One choice in place of two with the same value elsewhere"
+    return UOp(Ops.WHERE, x.dtype, (UOp(Ops.AND, dtypes.bool, (c, e)), x, y))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c248
 B = UPat.var('c')
+CHOICE = UPat(Ops.WHERE, src=(B, UPat.cvar('k'), D))
 choices = PatternMatcher([
     (UPat(Ops.WHERE, src=(UPat(), X, X), name='u'), lambda u, x: x if x.shape == u.shape else None),
     (UPat(Ops.WHERE, src=(C, X, Y), name='u'), choose),
     (B.ne(True).where(X, Y), turned),
-    (B.where(YES, NO), lambda c: c)])
+    (B.where(YES, NO), lambda c: c),
+    (B.where(UPat.var('e').where(X, Y), Y), nested_choice),
+    (UPat(Ops.CAST, src=(CHOICE,), name='u'), cast_choice),
+    (UPat(Ops.MUL, INTS, [UPat.var('c', dtypes.bool).cast(), X]), chosen),
+    (UPat(Ops.MUL, INTS, [CHOICE, X]), chosen_of)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c247
+# %% ../../nbs/ir/05_symbolic.ipynb #c251
 def gated(u: UOp, c: UOp) -> UOp:
     "The load without its gate, or 0"
     return u.replace(src=u.src[:2]) if c.arg else UOp.const(u.dtype, 0)
@@ -782,36 +816,7 @@ loads = PatternMatcher([
     (UPat(Ops.INDEX, src=(UPat(), UPat(), C), name='u'), gated),
     (B.where(UPat(Ops.INDEX, src=(UPat(), UPat(), B), name='u'), zero(None)), lambda c, u: u)])
 
-# %% ../../nbs/ir/05_symbolic.ipynb #c250
-def count(ranges: Iterable[UOp]) -> UOp:
-    "How many steps loops take together"
-    out = num(1)
-    for r in ranges: out = multiply(out, simplify(r.src[0]))
-    return out
-
-# %% ../../nbs/ir/05_symbolic.ipynb #c252
-def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
-    "A value reduced with itself n times; None where that needs a loop"
-    if u.arg[0] is Ops.MAX: return value if n.vmin > 0 else None
-    if u.arg[0] is not Ops.ADD or dtypes.is_float(u.dtype) and value.op is not Ops.CONST:
-        return None
-    if n.op is not Ops.CONST: return UOp(Ops.MUL, u.dtype, (value, n.cast(u.dtype)))
-    if value.op is Ops.CONST: return UOp.const(u.dtype, value.arg * n.arg if n.arg else 0)
-    return UOp(Ops.MUL, u.dtype, (value, UOp.const(u.dtype, n.arg)))
-
-# %% ../../nbs/ir/05_symbolic.ipynb #c255
-def closed(u: UOp) -> UOp | None:
-    "A REDUCE without the ranges on which its value does not depend"
-    value, *ranges = u.src
-    idle = [r for r in ranges if r not in value.ranges]
-    if not idle or u.arg[1]: return None
-    busy = [r for r in ranges if r in value.ranges]
-    if not busy: return repeated(u, value, count(idle))
-    return repeated(u, u.replace(src=(value, *busy)), count(idle))
-
-reductions = PatternMatcher([(UPat(Ops.REDUCE, name='u'), closed)])
-
-# %% ../../nbs/ir/05_symbolic.ipynb #c258
+# %% ../../nbs/ir/05_symbolic.ipynb #c254
 def on_index(u: UOp) -> UOp | None:
     "Canonical form of an index or a scalar condition"
     if u.shape or u.src[0].dtype not in (dtypes.index, dtypes.bool): return None
@@ -821,5 +826,217 @@ indices = PatternMatcher([
     (UPat(GroupOp.ALU, dtypes.index, name='u'), on_index),
     (UPat((Ops.CMPLT, Ops.CMPNE, Ops.AND, Ops.OR), dtypes.bool, name='u'), on_index)])
 
-symbolic = (folding + identities + annihilators + bitwise + collecting + powers + conversions
-            + choices + loads + reductions + indices)
+plain = (folding + identities + annihilators + bitwise + collecting + powers + conversions
+         + choices + loads + indices)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c257
+def count(ranges: Iterable[UOp]) -> UOp:
+    "How many steps loops take together"
+    out = num(1)
+    for r in ranges: out = multiply(out, simplify(r.src[0]))
+    return out
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c259
+def repeated(u: UOp, value: UOp, n: UOp) -> UOp | None:
+    "A value reduced with itself n times; None where that needs a loop"
+    if u.arg[0] is Ops.MAX: return value if n.vmin > 0 else None
+    if u.arg[0] is not Ops.ADD or dtypes.is_float(u.dtype) and value.op is not Ops.CONST:
+        return None
+    if n.op is not Ops.CONST: return UOp(Ops.MUL, u.dtype, (value, n.cast(u.dtype)))
+    if value.op is Ops.CONST: return UOp.const(u.dtype, value.arg * n.arg if n.arg else 0)
+    return UOp(Ops.MUL, u.dtype, (value, UOp.const(u.dtype, n.arg)))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c262
+def closed(u: UOp) -> UOp | None:
+    "A REDUCE without the ranges on which its value does not depend"
+    value, *ranges = u.src
+    idle = [r for r in ranges if r not in value.ranges]
+    if not idle or u.arg[1]: return None
+    busy = [r for r in ranges if r in value.ranges]
+    if not busy: return repeated(u, value, count(idle))
+    return repeated(u, u.replace(src=(value, *busy)), count(idle))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c267
+LIFTED = {Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.CAST}
+
+def whole_number(u: UOp) -> bool:
+    "Whether the node is an integer, of any width"
+    return dtypes.is_int(u.dtype)
+
+def lifted(u: UOp, done: dict[UOp, UOp | None]) -> UOp | None:
+    "An integer as an index, where its sources have become indices; None for large ones"
+    if u.dtype is dtypes.index: return simplify(u)
+    if u.op is Ops.CONST: return num(u.arg)
+    src = [i for s in u.src if (i := done.get(s)) is not None]
+    if u.op in LIFTED and len(src) == len(u.src):
+        new = src[0] if u.op is Ops.CAST else NUMBERS[u.op](*src)
+        if u.dtype.min <= new.vmin and new.vmax <= u.dtype.max: return new
+    return None if u.dtype is dtypes.uint64 else simplify(u.cast(dtypes.index))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c269
+def lift(u: UOp) -> UOp | None:
+    "The same integer as index arithmetic, as far as nothing in it can wrap; None for uint64"
+    done: dict[UOp, UOp | None] = {}
+    for n in u.toposort(lambda n: n.op in LIFTED and all(map(whole_number, n.src))):
+        done[n] = lifted(n, done)
+    return done[u]
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c272
+def isolate(c: UOp, r: UOp) -> tuple[int, UOp] | None:
+    "k and rest with a - b == k*r + rest for a comparison of a and b; None where r is not alone"
+    if not all(map(whole_number, c.src)): return None
+    x, y = map(lift, c.src)
+    if x is None or y is None: return None
+    terms, const = linear(add(x, y, -1))
+    if not (k := terms.pop(r, 0)) or any(r in t.ranges for t in terms): return None
+    return k, total(terms, const)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c275
+def within(at: UOp, r: UOp) -> UOp:
+    "Whether a number is one of the steps of a loop"
+    return both(negated(less_than(at, num(0))), less_than(at, simplify(r.src[0])))
+
+def solved(c: UOp, r: UOp) -> tuple[UOp, UOp] | None:
+    "The only step of a loop at which an equality can hold, and whether it does"
+    if not is_not(c) or c.src[0].op is not Ops.CMPNE: return None
+    if (found := isolate(c.src[0], r)) is None: return None
+    k, rest = found
+    whole = negated(different(remain(times(rest, -1), k), num(0)))
+    return (at := divide(rest, -k)), both(within(at, r), whole)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c278
+class Parts(NamedTuple):
+    "A value: `x` where all conditions hold, the constant `other` elsewhere"
+    conditions: list[UOp]
+    x: UOp
+    other: UOp
+
+def choice(u: UOp) -> Parts | None:
+    "The parts of one choice with a constant, or of a condition as a number"
+    if u.op is Ops.CAST and u.src[0].dtype is dtypes.bool:
+        return choice(UOp(Ops.WHERE, u.dtype, (u.src[0], u.const_like(1), u.const_like(0))))
+    if u.op is Ops.INDEX and len(u.src) == 3:
+        return Parts(members(Ops.AND, u.src[2]), u, u.const_like(0))
+    if u.op is not Ops.WHERE: return None
+    c, x, y = u.src
+    unequal = c.op is Ops.CMPNE and not is_not(c)
+    if y.op is Ops.CONST and not (unequal and x.op is Ops.CONST):
+        return Parts(members(Ops.AND, c), x, y)
+    return Parts(members(Ops.AND, negated(c)), y, x) if x.op is Ops.CONST else None
+
+def parted(u: UOp) -> Parts | None:
+    "Conditions and value of nested choices with the same constant"
+    if (found := choice(u)) is None: return None
+    conditions, x, other = found
+    while x.op is not Ops.INDEX and (more := choice(x)) and more.other is other:
+        x, conditions = more.x, conditions + more.conditions
+    return Parts(conditions, x, other)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c281
+def harmless(op: Ops, other: UOp) -> bool:
+    "Whether a constant changes nothing when it is added to a sum or multiplied with a product"
+    return other.arg == {Ops.ADD: 0, Ops.MUL: 1}.get(op, other.dtype.min)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c283
+def gate(u: UOp, c: UOp) -> UOp:
+    "The load, made only where a condition holds"
+    shut = both(c, u.src[2]) if len(u.src) == 3 else c
+    return u.replace(src=(*u.src[:2], shut))
+
+def at_step(u: UOp, r: UOp, at: UOp, holds: UOp) -> UOp:
+    "A value with a step in place of a loop, loads that move with the loop gated by a condition"
+    done: dict[UOp, UOp] = {r: at}
+    for n in u.toposort(lambda n: r in n.ranges):
+        src = tuple(done.get(s, s) for s in n.src)
+        if n in done or src == n.src: continue
+        done[n] = n.replace(src=src)
+        if n.op is Ops.INDEX: done[n] = gate(done[n], holds)
+    return done.get(u, u)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c286
+def only_step(conditions: Iterable[UOp], ranges: Iterable[UOp]) -> tuple | None:
+    "A loop, the one step at which a condition on it can hold, whether it does, and the condition"
+    pairs = ((r, c) for r in ranges for c in conditions if r in c.ranges)
+    return next(((r, *step, c) for r, c in pairs if (step := solved(c, r))), None)
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c288
+def one_step(u: UOp) -> UOp | None:
+    "A reduction of which one step of a loop counts, as a load made where it exists (E12)"
+    if u.arg[1] or (found := parted(u.src[0])) is None: return None
+    if (step := only_step(found.conditions, u.src[1:])) is None: return None
+    (conditions, x, other), (r, at, holds, c) = found, step
+    if not harmless(u.arg[0], other):
+        if u.arg[0] is not Ops.MAX or r.src[0].vmin < 2: return None
+        x = UOp(Ops.MAX, x.dtype, (x, other))
+    for more in conditions:
+        if more is not c: x = UOp(Ops.WHERE, x.dtype, (more, x, other))
+    value = UOp(Ops.WHERE, x.dtype, (holds, at_step(x, r, at, holds), other))
+    rest = tuple(s for s in u.src[1:] if s is not r)
+    return u.replace(src=(value, *rest)) if rest else value
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c291
+def limit(c: UOp, r: UOp) -> tuple[bool, UOp] | None:
+    "Whether a comparison bounds a loop from above, and where: r < n or r >= n; None for others"
+    inner = c.src[0] if is_not(c) else c
+    if inner.op is not Ops.CMPLT or (found := isolate(inner, r)) is None: return None
+    k, rest = found
+    at = times(divide(rest, k), -1) if k > 0 else add(divide(rest, -k), num(1))
+    return (inner is c) == (k > 0), at
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c294
+def steps_left(conditions: Iterable[UOp], r: UOp) -> UOp | None:
+    "How many steps of a loop pass all conditions; None where one is no limit on it"
+    low, high = num(0), simplify(r.src[0])
+    for c in conditions:
+        if (found := limit(c, r)) is None: return None
+        above, at = found
+        if above: high = times(larger(times(high, -1), times(at, -1)), -1)
+        else: low = larger(low, at)
+    return larger(add(high, low, -1), num(0))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c297
+def counted(u: UOp) -> UOp | None:
+    "A sum of steps that all count the same, as their number times that (E12)"
+    if u.arg != (Ops.ADD, ()) or (found := parted(u.src[0])) is None: return None
+    if not harmless(Ops.ADD, found.other): return None
+    for r in u.src[1:]:
+        mine = [c for c in found.conditions if r in c.ranges]
+        if not mine or r in found.x.ranges or (n := steps_left(mine, r)) is None: continue
+        if (value := repeated(u, found.x, n)) is None: return None
+        for c in found.conditions:
+            if c not in mine: value = UOp(Ops.WHERE, u.dtype, (c, value, found.other))
+        rest = tuple(s for s in u.src[1:] if s is not r)
+        return u.replace(src=(value, *rest)) if rest else value
+    return None
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c300
+def offset(u: UOp) -> UOp | None:
+    "A sum of one integer or another, as a sum of the difference or 0, and the rest for all steps"
+    if u.arg != (Ops.ADD, ()) or not dtypes.is_int(u.dtype): return None
+    if (found := parted(u.src[0])) is None or found.x.op is not Ops.CONST: return None
+    if found.other.arg == 0: return None
+    part = UOp.const(u.dtype, found.x.arg - found.other.arg)
+    value = UOp(Ops.WHERE, u.dtype, (joined(Ops.AND, *found.conditions), part, u.const_like(0)))
+    every = repeated(u, found.other, count(u.src[1:]))
+    return UOp(Ops.ADD, u.dtype, (u.replace(src=(value, *u.src[1:])), every))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c302
+def moved_out(u: UOp) -> UOp | None:
+    "A reduction with the conditions and integer factors that mention none of its loops around it"
+    loops, value = frozenset(u.src[1:]), u.src[0]
+    if value.op is Ops.WHERE and value.src[2].op is Ops.CONST and not loops & value.src[0].ranges:
+        c, x, other = value.src
+        if not harmless(u.arg[0], other): return None
+        return UOp(Ops.WHERE, u.dtype, (c, u.replace(src=(x, *u.src[1:])), other))
+    if u.arg[0] is not Ops.ADD or value.op is not Ops.MUL or dtypes.is_float(u.dtype): return None
+    free = next((a for a in value.src if not loops & a.ranges), None)
+    if free is None: return None
+    busy = value.src[1] if free is value.src[0] else value.src[0]
+    return UOp(Ops.MUL, u.dtype, (u.replace(src=(busy, *u.src[1:])), free))
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c305
+reductions = PatternMatcher([
+    (UPat(Ops.REDUCE, name='u'), rule) for rule in (closed, one_step, counted, offset, moved_out)])
+
+# %% ../../nbs/ir/05_symbolic.ipynb #c308
+symbolic = plain + reductions

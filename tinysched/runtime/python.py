@@ -6,8 +6,8 @@
 __all__ = ['HALVES', 'SHORT', 'ALU', 'EFFECTS', 'MOST', 'REDUCERS', 'working', 'widen', 'narrow', 'whole', 'to_int', 'cast',
            'bitcast', 'by_zero', 'by_width', 'alu', 'Nest', 'forget', 'is_value', 'nest', 'depth', 'pieces', 'loops_of',
            'wanted', 'loads', 'Plan', 'store_nests', 'plan', 'Run', 'along', 'inside', 'load', 'identity', 'extents',
-           'reduced', 'reduce', 'step', 'compute', 'opened', 'write', 'interpret', 'elements', 'array_at', 'runner',
-           'number', 'PYTHON']
+           'reduced', 'reduce', 'step', 'compute', 'opened', 'join', 'write', 'interpret', 'elements', 'array_at',
+           'runner', 'number', 'function_of', 'Texts', 'PYTHON']
 
 # %% ../../nbs/runtime/32_python.ipynb #c2
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 from ..helpers import dedup, flatten
 from ..ir.dtype import DType, dtypes, from_storage, storage_numpy, to_storage
 from ..ir.symbolic import evaluate
-from ..ir.uop import UOp
+from ..ir.uop import ProgramInfo, UOp
 from ..ir.vocabulary import GroupOp, Ops
 from .device import HostCopies, Limits, Machine, Runner
 
@@ -307,6 +307,13 @@ def opened(run: Run, n: Nest, most: int) -> Iterator[None]:
     run.elements = before
 
 # %% ../../nbs/runtime/32_python.ipynb #c96
+def join(data: np.ndarray, at: Any, value: Any, dt: DType, op: np.ufunc) -> None:
+    "None; each value is joined to the element at its place"
+    total = widen(data, dt)
+    op.at(total, at, widen(value, dt))
+    data[...] = to_storage(total, dt)
+
+# %% ../../nbs/runtime/32_python.ipynb #c99
 def write(run: Run, n: Nest, store: UOp) -> None:
     "None; the piece that is open is in the buffer"
     target, shape = store.src[0], extents(run, n, ())
@@ -315,7 +322,8 @@ def write(run: Run, n: Nest, store: UOp) -> None:
     value, at, *gate = (np.broadcast_to(x, shape) for x in (value, *places))
     if gate: at, value = at[gate[0]], value[gate[0]]
     inside(run, target, at, data.size)
-    data[at] = value
+    if store.arg is None: data[at] = value
+    else: join(data, at, value, target.dtype, REDUCERS[store.arg])
 
 def interpret(plan: Plan, data: dict[int, np.ndarray], values: dict[str, int]) -> None:
     "None; the kernel has run on arrays in storage form, by slot"
@@ -326,7 +334,7 @@ def interpret(plan: Plan, data: dict[int, np.ndarray], values: dict[str, int]) -
             for _ in opened(run, n, MOST):
                 for store in group: write(run, n, store)
 
-# %% ../../nbs/runtime/32_python.ipynb #c107
+# %% ../../nbs/runtime/32_python.ipynb #c110
 def elements(param: UOp) -> int:
     "How many elements a buffer argument has, at most"
     return prod(int(n.vmax if isinstance(n, UOp) else n) for n in param.arg.shape)
@@ -337,7 +345,7 @@ def array_at(param: UOp, memory: Any, offset: int) -> np.ndarray:
     if memory is None: return np.empty(0, dt)
     return memory.array[offset:offset + size * dt.itemsize].view(dt)
 
-# %% ../../nbs/runtime/32_python.ipynb #c110
+# %% ../../nbs/runtime/32_python.ipynb #c113
 def runner(ast: UOp) -> Runner:
     "The kernel, ready to be interpreted on memory"
     ready = plan(ast)
@@ -346,13 +354,30 @@ def runner(ast: UOp) -> Runner:
         interpret(ready, data, dict(zip(ready.variables, values)))
     return Runner(launch, ready.variables, ast.tree())
 
-# %% ../../nbs/runtime/32_python.ipynb #c113
+# %% ../../nbs/runtime/32_python.ipynb #c116
 def number(u: UOp, values: Mapping[str, int]) -> int:
     "The value of index arithmetic over variables, given by name"
     return evaluate(u, {p: values[p.arg.name] for p in u.toposort() if p.op is Ops.PARAM})
 
-# %% ../../nbs/runtime/32_python.ipynb #c116
-class PYTHON(HostCopies, Machine):
+# %% ../../nbs/runtime/32_python.ipynb #c119
+def function_of(info: ProgramInfo) -> Callable:
+    "The function that the text of a PROGRAM defines"
+    names: dict[str, Any] = {'np': np}
+    exec(compile(info.source, f'<program {info.name}>', 'exec'), names)
+    if callable(function := names.get(info.name)): return function
+    raise RuntimeError(f'program {info.name}: its text defines no function {info.name}')
+
+class Texts(Machine):
+    "A machine that runs Python"
+    def compile_text(self, program: UOp) -> Runner:
+        "A runner for a PROGRAM: its function, on arrays in storage form"
+        function = function_of(program.arg)
+        def launch(args: Sequence[tuple[Any, int]], values: Sequence[int]) -> None:
+            function(*(array_at(p, *at) for p, at in zip(program.src, args)))
+        return Runner(launch, (), program.arg.source, program.arg.name)
+
+# %% ../../nbs/runtime/32_python.ipynb #c122
+class PYTHON(Texts, HostCopies, Machine):
     "The interpreter as a device"
     kind = 'PYTHON'
     limits = Limits(align=64, max_args=10_000)

@@ -5,36 +5,38 @@
 # %% auto #0
 __all__ = ['FOLDABLE', 'BULK', 'argument', 'load', 'fold', 'masked', 'Builder', 'reduced', 'write_down', 'kernel_name', 'kernel',
            'States', 'is_older', 'saved', 'copy_of', 'one_state_each', 'check_states', 'Named', 'names_in',
-           'renumbered', 'with_scalars', 'invoke', 'call', 'fill', 'keep', 'target_index', 'rereads_elsewhere',
-           'staged', 'assign', 'nested', 'supersede', 'build', 'get_kernel_graph']
+           'renumbered', 'with_scalars', 'steps_of_effect', 'whole_copy', 'refusal', 'on_one_device', 'invoke', 'shown',
+           'call', 'own_numbers', 'scattered', 'fill', 'keep', 'target_index', 'rereads_elsewhere', 'staged', 'assign',
+           'arguments_now', 'nested', 'supersede', 'build', 'get_kernel_graph']
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c2
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..helpers import DEBUG, prod
+from ..helpers import DEBUG, dedup, prod
 from ..ir.dtype import dtypes
-from ..ir.movement import apply_movement_op, flat_index, same
+from ..ir.movement import apply_movement_op, flat_index, room, same
+from ..ir.pattern import graph_rewrite
 from ..ir.spec import is_scalar, state_of
-from ..ir.symbolic import symbolic
+from ..ir.symbolic import at_step, only_step, parted, symbolic
 from ..ir.uop import AxisType, KernelInfo, ParamArg, UOp
 from ..ir.vocabulary import GroupOp, Ops
-from .callify import Limits
+from .callify import Limits, as_argument, is_disk
 from .rangeify import (ZERO, Access, Plan, Policy, Root, default_policy,
                                          rangeify, reasons)
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c13
 def argument(root: Root, state: UOp, shape: tuple) -> UOp:
     "The kernel's parameter for a state: flat, numbered by meeting (E9)"
-    return UOp.param(root.reads[state], state.dtype, (prod(shape),))
+    return UOp.param(root.reads[state], state.dtype, (prod(room(shape)),))
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c16
 def load(access: Access, state: UOp, shape: tuple) -> UOp:
     "One element of stored memory; 0 where the access is not valid"
     idx = access.idx
     if shape != state.shape: idx = tuple(ZERO if same(n, 1) else i for n, i in zip(shape, idx))
-    at = argument(access.root, state, shape).index(flat_index(shape, idx))
+    at = argument(access.root, state, shape).index(flat_index(room(shape), idx))
     return at if access.valid is None else UOp(Ops.INDEX, at.dtype, (*at.src, access.valid))
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c19
@@ -42,7 +44,8 @@ FOLDABLE = GroupOp.ALU | {Ops.CAST, Ops.REDUCE}
 
 def fold(value: UOp) -> UOp:
     "The value simplified at its top; what lies below was simplified when it was built"
-    while value.op in FOLDABLE and (better := symbolic.rewrite(value)) is not None: value = better
+    while value.op in FOLDABLE and (better := symbolic.rewrite(value)) is not None:
+        value = graph_rewrite(better, symbolic) if value.op is Ops.REDUCE else better
     return value
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c22
@@ -103,7 +106,7 @@ class States:
 
     def alloc(self, u: UOp, shape: tuple, device: Any) -> UOp:
         "Storage for a value that nobody outside refers to (B5)"
-        return UOp(Ops.ALLOC, u.dtype, (), ParamArg(-next(self.slots), shape, device))
+        return UOp(Ops.ALLOC, u.dtype, (), ParamArg(-next(self.slots), room(shape), device))
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c40
 def is_older(a: UOp, b: UOp) -> bool:
@@ -178,30 +181,92 @@ def with_scalars(body: UOp, args: tuple, scalars: list) -> UOp:
     return (body.substitute(own) if own else body).call(*args, *scalars)
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c60
+BULK = UOp(Ops.STORE, dtypes.void, (UOp.param(0, dtypes.uint8), UOp.param(1, dtypes.uint8)))
+
+def steps_of_effect(effect: UOp) -> tuple[int | None, UOp]:
+    "How many steps the loops around a STORE have, None if that varies, and the STORE"
+    loops = effect.src[1:] if effect.op is Ops.END else ()
+    store = effect.src[0] if loops else effect
+    fixed = all(r.src[0].op is Ops.CONST for r in loops)
+    return prod(r.src[0].arg for r in loops) if fixed else None, store
+
+def whole_copy(body: UOp) -> bool:
+    "Whether a kernel is dst[i] = src[i] over the whole of both (H1)"
+    steps, store = steps_of_effect(body.src[0])
+    dest, value = store.src
+    if len(body.src) > 1 or value.op is not Ops.INDEX or len(dest.src) > 2: return False
+    if store.arg is not None: return False    # it joins its value to what is there
+    sizes = {prod(p.arg.shape) for p in (dest.src[0], value.src[0])}
+    return dest.src[1:] == value.src[1:] and dest.dtype is value.dtype and sizes == {steps}
+
+# %% ../../nbs/schedule/15_kernels.ipynb #c63
+def refusal(devices: list[str]) -> RuntimeError:
+    "The error of a kernel that no device can run (A10, H2)"
+    if disks := [d for d in devices if is_disk(d)]:
+        return RuntimeError(f'computing on {disks[0]}: a file holds bytes and runs no kernels. '
+                            "Copy the values with .to('CPU') first, and write results back in one piece")
+    where = ' and '.join(devices)
+    return RuntimeError(f'a kernel over buffers on {where}: copy to one device first')
+
+def on_one_device(call: UOp) -> UOp:
+    "The CALL itself, or a bulk copy where its kernel is one between devices (H1, H2, H3)"
+    devices = dedup(a.device for a in call.src[1:] if not is_scalar(a) and a.device is not None)
+    if len(devices) < 2 and not any(map(is_disk, devices)): return call
+    if whole_copy(call.src[0]): return BULK.call(*call.src[1:])
+    raise refusal(devices)
+
+# %% ../../nbs/schedule/15_kernels.ipynb #c66
 def invoke(states: States, body: UOp, args: list) -> UOp:
     "CALL of a kernel on states, those that are too old replaced by copies"
     named = names_in(body)
     used = one_state_each(states, [args[u.arg.slot] for u in named.buffers])
     check_states(used)
-    return with_scalars(renumbered(body, named), used, named.scalars)
+    return on_one_device(with_scalars(renumbered(body, named), used, named.scalars))
+
+def shown(u: UOp, state: UOp) -> UOp:
+    "A state seen through the views of `u`, in their plainest form"
+    return as_argument(u.substitute({state_of(u): state}))
 
 def call(states: States, root: Root, body: UOp, written: UOp) -> UOp:
     "CALL of a kernel on the states it names, the written one first"
-    args = [written, *(states.of[s] for s in list(root.reads)[1:])]
-    return invoke(states, body, args) if body.op is Ops.SINK else body.call(*args)
+    read = list(root.reads)[1:]
+    if body is BULK: return body.call(written, *(shown(u, states.of[state_of(u)]) for u in read))
+    return invoke(states, body, [written, *(states.of[u] for u in read)])
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c63
-BULK = UOp(Ops.STORE, dtypes.void, (UOp.param(0, dtypes.uint8), UOp.param(1, dtypes.uint8)))
+# %% ../../nbs/schedule/15_kernels.ipynb #c69
+def own_numbers(loops: Sequence[UOp], serial: Sequence[UOp]) -> dict:
+    "Loops -> the same, numbered by their order, those in `serial` of that kind"
+    kind = lambda r: AxisType.SERIAL if r in serial else r.arg[1]
+    return {r: r.replace(arg=(i, kind(r))) for i, r in enumerate(loops)}
 
+def scattered(root: Root, dest: UOp, value: UOp) -> list:
+    "Bodies that fill a result and then join each step of a reduction to the place it counts at"
+    parts = parted(value.src[0]) if value.op is Ops.REDUCE else None
+    found = only_step(parts.conditions, root.loops) if parts else None
+    if parts is None or found is None: return [kernel(root, dest, value)]
+    r, at, holds, solved = found
+    others = (at_step(c, r, at, holds) for c in parts.conditions if c is not solved)
+    for c in others: holds = UOp(Ops.AND, dtypes.bool, (holds, c))
+    there = at_step(dest, r, at, holds), at_step(parts.x, r, at, holds)
+    steps = value.src[1:]
+    loops = [*steps, *(s for s in root.loops if s is not r)]
+    store = UOp(Ops.STORE, dtypes.void, there, value.arg[0]).end(*loops)
+    store = graph_rewrite(store, symbolic).substitute(own_numbers(loops, steps))
+    name = '_'.join(['s', *(str(s.vmax + 1) for s in loops)])
+    return [kernel(root, dest, parts.other), store.sink(arg=KernelInfo(name))]
+
+# %% ../../nbs/schedule/15_kernels.ipynb #c74
 def fill(b: Builder, states: States, u: UOp, storage: UOp) -> UOp:
     "State of fresh storage once it holds the value of `u`"
     root = b.plan.roots[u]
     if u.op is Ops.COPY: return storage.after(call(states, root, BULK, storage))
-    dest = argument(root, u, root.shape).index(flat_index(root.shape, root.ranges))
-    body = kernel(root, dest, b.built[u, Access(root, root.ranges)])
-    return storage.after(call(states, root, body, storage))
+    dest = argument(root, u, root.shape).index(flat_index(room(root.shape), root.ranges))
+    value = b.built[u, Access(root, root.ranges)]
+    bodies = scattered(root, dest, value) if u in b.plan.scatters else [kernel(root, dest, value)]
+    for body in bodies: storage = storage.after(call(states, root, body, storage))
+    return storage
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c65
+# %% ../../nbs/schedule/15_kernels.ipynb #c76
 def keep(b: Builder, states: States, u: UOp) -> None:
     "None; the state of a value that is the result of a kernel is known"
     home, root = b.plan.home.get(u), b.plan.roots[u]
@@ -209,7 +274,7 @@ def keep(b: Builder, states: States, u: UOp) -> None:
     states.of[u] = fill(b, states, u, storage)
     if home is not None: states.of[home] = states.of[u]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c68
+# %% ../../nbs/schedule/15_kernels.ipynb #c79
 def target_index(target: UOp, idx: tuple) -> tuple:
     "Index into the storage under a view that is written"
     while target.op in GroupOp.Movement:
@@ -217,29 +282,30 @@ def target_index(target: UOp, idx: tuple) -> tuple:
         target = target.src[0]
     return idx
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c71
+# %% ../../nbs/schedule/15_kernels.ipynb #c82
 def rereads_elsewhere(dest: UOp, value: UOp) -> bool:
     "M6: whether the value reads the written storage at any other index than it writes"
     return any(u.op is Ops.INDEX and u.src[0] is dest.src[0] and u is not dest
                for u in value.toposort())
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c74
+# %% ../../nbs/schedule/15_kernels.ipynb #c85
 def staged(root: Root, states: States, state: UOp, dest: UOp, value: UOp) -> list:
     "One call, on a value that another has put into memory of its own (M6)"
     shape, slot = root.node.src[1].shape, len(root.reads)
-    temp, here = states.alloc(value, shape, state.device), flat_index(shape, root.ranges)
+    temp, here = states.alloc(value, shape, state.device), flat_index(room(shape), root.ranges)
     reread = dest.src[0].replace(arg=dest.src[0].arg._replace(slot=slot))
-    store = lambda slot: UOp.param(slot, value.dtype, (prod(shape),)).index(here)
+    store = lambda slot: UOp.param(slot, value.dtype, (prod(room(shape)),)).index(here)
     body = kernel(root, store(0), value.substitute({dest.src[0]: reread}))
     reads = [temp, *(states.of[s] for s in list(root.reads)[1:]), state]
     made = temp.after(invoke(states, body, reads))
     return [invoke(states, kernel(root, dest, store(1)), [state, made])]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c76
+# %% ../../nbs/schedule/15_kernels.ipynb #c87
 def assign(b: Builder, states: States, effect: UOp, state: UOp) -> list:
     "Calls that carry out one STORE into existing storage"
     root, (target, u) = b.plan.roots[effect], effect.src
-    if u.op is Ops.COPY and u not in b.plan.roots: return [call(states, root, BULK, state)]
+    if u.op is Ops.COPY and u not in b.plan.roots:
+        return [call(states, root, BULK, shown(target, state))]
     prior = next(iter(root.reads))
     at = flat_index(prior.shape, target_index(target, root.ranges))
     dest, value = argument(root, prior, prior.shape).index(at), b.at(u, Access(root, root.ranges))
@@ -247,15 +313,22 @@ def assign(b: Builder, states: States, effect: UOp, state: UOp) -> list:
         return staged(root, states, state, dest, value)
     return [call(states, root, kernel(root, dest, value), state)]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c78
-def nested(states: States, call: UOp) -> UOp:
-    "A scheduled CALL in the program, over the states that its arguments are now (C1)"
+# %% ../../nbs/schedule/15_kernels.ipynb #c89
+def arguments_now(states: States, call: UOp) -> list[UOp]:
+    "Arguments of a CALL in the program, over the states that they are by now"
     state = [state_of(a) for a in call.src[1:]]
     now = one_state_each(states, [states.of.get(s, s) for s in state])
-    args = (a.substitute({s: n}) for a, s, n in zip(call.src[1:], state, now))
-    return call.replace(src=(call.src[0], *args))
+    return [a.substitute({s: n}) for a, s, n in zip(call.src[1:], state, now)]
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c81
+# %% ../../nbs/schedule/15_kernels.ipynb #c92
+def nested(states: States, call: UOp) -> UOp:
+    "A CALL of the program, over the states that its arguments are now (C1, N1)"
+    body, args = call.src[0], arguments_now(states, call)
+    if not isinstance(body.arg, KernelInfo): return body.call(*args)
+    scalars = {u: args[u.arg.slot] for u in body.toposort() if is_scalar(u) and u.arg.slot >= 0}
+    return invoke(states, body.substitute(scalars), args)
+
+# %% ../../nbs/schedule/15_kernels.ipynb #c95
 def supersede(b: Builder, states: States, u: UOp) -> None:
     "None; the state that an AFTER stands for is known"
     state, effects = states.of[u.src[0]], []
@@ -264,7 +337,7 @@ def supersede(b: Builder, states: States, u: UOp) -> None:
         else: effects.append(nested(states, e) if e.op is Ops.CALL else states.of.get(e, e))
     states.of[u] = state.after(*effects)
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c83
+# %% ../../nbs/schedule/15_kernels.ipynb #c97
 def build(plan: Plan) -> States:
     "State of every stored value and every state, sources first"
     b, states = Builder(plan), States(sum(u.op is Ops.ALLOC for u in plan.order))
@@ -277,7 +350,7 @@ def build(plan: Plan) -> States:
             if u in plan.roots: keep(b, states, u)
     return states
 
-# %% ../../nbs/schedule/15_kernels.ipynb #c86
+# %% ../../nbs/schedule/15_kernels.ipynb #c100
 def get_kernel_graph(sink: UOp, limits: Limits = Limits(), policy: Policy = default_policy) -> UOp:
     "SINK of AFTER(storage, CALL(kernel, *states)) for every effect of the program (E10)"
     plan = rangeify(sink, limits, policy)
