@@ -2,6 +2,7 @@
 import ast
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -92,10 +93,15 @@ def test_import_is_light():
     assert 'tinysched' in loaded and not heavy & set(loaded)
 
 
-def test_import_is_quick():
-    code = 'import time; t = time.process_time(); import tinysched; print(time.process_time() - t)'
-    run = lambda: float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
-    assert min(run() for _ in range(3)) < 0.3
+def test_import_is_quick(tmp_path):
+    "Once its bytecode is there, as for any user after the first time"
+    code = 'import time; t = time.process_time(); import numpy; n = time.process_time(); import tinysched; ' \
+           'print((time.process_time() - n) / (n - t))'
+    env = os.environ | dict(PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE='')
+    run = lambda: float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                                       env=env).stdout)
+    ratios = [run() for _ in range(5)]
+    assert min(ratios) < 2, ratios   # in imports of NumPy, which takes 0.1 s of a quick processor
 
 
 # ---- pages

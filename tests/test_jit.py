@@ -1009,6 +1009,20 @@ def test_I5_a_train_step_with_dropout(optimizer, more, device):
     for a, b in zip(jitted[1], plain[1]): np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_I5_tensors_that_a_train_step_does_not_read_are_left_alone():
+    "`backward` looks through all live tensors; that is no reading"
+    other = memory(5, 6) + 1
+    unbound = Tensor(np.ones((8, 4), np.float32), device='PYTHON').realize()[:Variable('n', 1, 8)] + 1
+    w = Tensor([1.0, 1.0], requires_grad=True)
+    def step(x):
+        w.grad = None
+        (w * x).sum().backward()
+        return w.grad
+    step, states = TinyJit(step), (other.cell.state, unbound.cell.state)
+    for i in range(4): np.testing.assert_array_equal(step(memory(i, 2)).numpy(), [i, 2])
+    assert (other.cell.state, unbound.cell.state) == states
+
+
 def test_I5_a_learning_rate_that_is_assigned_between_calls():
     w = Tensor([1.0, 1.0], requires_grad=True)
     opt = nn.optim.SGD([w], lr=0.5)

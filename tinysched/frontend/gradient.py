@@ -474,7 +474,7 @@ extensions['gradient'] = gradient
 def candidates(q: Question) -> dict[Tensor, UOp]:
     "Live float tensors that the graph reads, and as which node, oldest first"
     wants = lambda t: t.requires_grad is not False and dtypes.is_float(t.dtype)
-    read = {t: q.node(t) for t in live_tensors() if wants(t)}
+    with state.unwatched(): read = {t: q.node(t) for t in live_tensors() if wants(t)}
     return {t: u for t, u in read.items() if u in q.nodes}
 
 # %% ../../nbs/frontend/42_gradient.ipynb #c151

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['F', 'numbers', 'cells', 'watching', 'View', 'lock', 'unsaved', 'MOST_BITS', 'observers', 'unfinished', 'tracing',
-           'Cell', 'live', 'Watching', 'view_of', 'atomic', 'leave', 'become', 'history', 'movable', 'store_into',
-           'own', 'check_target', 'write', 'Program', 'writes_of', 'reading', 'reads_old', 'held_up', 'size_of',
-           'compute_now', 'save', 'rescue_from_file', 'rescue', 'stale_round', 'settle', 'lazy', 'adopt', 'remember',
-           'commit', 'limits_of', 'place_program', 'prepare_results', 'prepare_program', 'owe', 'run_owed', 'unkept',
-           'run_each', 'finish', 'execute', 'realize', 'linear_with_vars', 'schedule_linear', 'settled_owner',
+           'Cell', 'live', 'Watching', 'unwatched', 'view_of', 'atomic', 'leave', 'become', 'history', 'movable',
+           'store_into', 'own', 'check_target', 'write', 'Program', 'writes_of', 'reading', 'reads_old', 'held_up',
+           'size_of', 'compute_now', 'save', 'rescue_from_file', 'rescue', 'stale_round', 'settle', 'lazy', 'adopt',
+           'remember', 'commit', 'limits_of', 'place_program', 'prepare_results', 'prepare_program', 'owe', 'run_owed',
+           'unkept', 'run_each', 'finish', 'execute', 'realize', 'linear_with_vars', 'schedule_linear', 'settled_owner',
            'readers_of', 'make_way', 'is_storage', 'stretch', 'check_not_capturing', 'actual', 'read', 'file_cell']
 
 # %% ../../nbs/frontend/40_state.ipynb #c2
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -72,6 +73,14 @@ class Watching(threading.local):
 watching = Watching()
 
 # %% ../../nbs/frontend/40_state.ipynb #c22
+@contextmanager
+def unwatched() -> Iterator[None]:
+    "A block in which no state counts as read"
+    cells, watching.cells = watching.cells, None
+    try: yield
+    finally: watching.cells = cells
+
+# %% ../../nbs/frontend/40_state.ipynb #c25
 View = tuple  # of (op, argument): movement ops, or BITCAST with its dtype
 
 def view_of(u: UOp, view: View) -> UOp:
@@ -79,7 +88,7 @@ def view_of(u: UOp, view: View) -> UOp:
     for op, arg in view: u = u.bitcast(arg) if op is Ops.BITCAST else u._movement(op, arg)
     return u
 
-# %% ../../nbs/frontend/40_state.ipynb #c25
+# %% ../../nbs/frontend/40_state.ipynb #c28
 lock = common_lock()
 
 def atomic(fn: F) -> F:
@@ -89,7 +98,7 @@ def atomic(fn: F) -> F:
         with lock: return fn(*args, **more)
     return cast(F, locked)
 
-# %% ../../nbs/frontend/40_state.ipynb #c28
+# %% ../../nbs/frontend/40_state.ipynb #c31
 def leave(cell: Cell, state: UOp) -> None:
     "None; the cell remembers a state that it shows no longer, while somebody reads it"
     if cell.earlier is None: cell.earlier = WeakValueDictionary()
@@ -109,20 +118,20 @@ def history(cell: Cell) -> Iterator[UOp]:
     yield window(state, cell.state.shape)
     if cell.earlier: yield from reversed(list(cell.earlier.values()))
 
-# %% ../../nbs/frontend/40_state.ipynb #c31
+# %% ../../nbs/frontend/40_state.ipynb #c34
 def movable(u: UOp) -> UOp:
     "The value where it can be copied from in one piece"
     if u.device is None: return UOp(Ops.STAGE, u.dtype, (u,), Device.DEFAULT)
     scattered = is_disk(u.device) and one_range(u) is None
     return UOp(Ops.COPY, u.dtype, (u,), Device.DEFAULT) if scattered else u
 
-# %% ../../nbs/frontend/40_state.ipynb #c34
+# %% ../../nbs/frontend/40_state.ipynb #c37
 def store_into(target: UOp, value: UOp) -> UOp:
     "STORE of a value; into a file, of a copy of the value (A10)"
     if not is_disk(target.device): return target.store(value)
     return target.store(UOp(Ops.COPY, value.dtype, (movable(value),), target.device))
 
-# %% ../../nbs/frontend/40_state.ipynb #c37
+# %% ../../nbs/frontend/40_state.ipynb #c40
 @atomic
 def own(cell: Cell) -> UOp:
     "State of storage that only this cell writes to; given to it now if it has none (M4, M8)"
@@ -135,7 +144,7 @@ def own(cell: Cell) -> UOp:
         cell.state = window(cell.owned.after(effect), value.shape)
     return cell.state
 
-# %% ../../nbs/frontend/40_state.ipynb #c40
+# %% ../../nbs/frontend/40_state.ipynb #c43
 def check_target(cell: Cell, view: View) -> None:
     "None; ValueError where a view cannot be assigned to (M2, A10)"
     if any(op is Ops.EXPAND for op, _ in view): raise ValueError(
@@ -146,7 +155,7 @@ def check_target(cell: Cell, view: View) -> None:
         raise ValueError(f'assign to scattered places of {cell.device}: a file is written in '
                          "one piece; change a copy from .to('CPU'), and assign that as a whole")
 
-# %% ../../nbs/frontend/40_state.ipynb #c43
+# %% ../../nbs/frontend/40_state.ipynb #c46
 unsaved: set[Cell] = set()   # cells of files with writes that have not run
 
 @atomic
@@ -162,7 +171,7 @@ def write(cell: Cell, view: View, value: UOp) -> None:
         cell.state = window(new, state.shape)
         if is_disk(cell.device): unsaved.add(cell)
 
-# %% ../../nbs/frontend/40_state.ipynb #c48
+# %% ../../nbs/frontend/40_state.ipynb #c51
 class Program(NamedTuple):
     "What is about to run"
     results: list     # UOps whose values are wanted
@@ -175,7 +184,7 @@ def writes_of(results: Iterable[UOp]) -> dict:
     made = ([u] if is_write(u) else outcomes(u) if u.op in SCOPES else [] for u in order)
     return dict.fromkeys(flatten(made))
 
-# %% ../../nbs/frontend/40_state.ipynb #c53
+# %% ../../nbs/frontend/40_state.ipynb #c56
 MOST_BITS = 32  # where there are more, asking costs as much as looking
 
 def reading(found: Iterable[Cell], nodes: Iterable[UOp]) -> list[Cell]:
@@ -184,7 +193,7 @@ def reading(found: Iterable[Cell], nodes: Iterable[UOp]) -> list[Cell]:
     if len(bits) > MOST_BITS: return found
     return [c for c in found if any(c.state.leaf_bits | b == c.state.leaf_bits for b in bits)]
 
-# %% ../../nbs/frontend/40_state.ipynb #c56
+# %% ../../nbs/frontend/40_state.ipynb #c59
 def reads_old(states: Iterable[UOp], done: Collection[UOp], old: Collection[UOp]) -> dict:
     "For each node below `states`: the overwritten states its value still needs, as a frozenset"
     found: dict = {}
@@ -199,7 +208,7 @@ def reads_old(states: Iterable[UOp], done: Collection[UOp], old: Collection[UOp]
             found[u] = needs.pop() if len(needs) == 1 else nothing.union(*needs)
     return found
 
-# %% ../../nbs/frontend/40_state.ipynb #c59
+# %% ../../nbs/frontend/40_state.ipynb #c62
 def held_up(needs: dict, old: Collection[UOp]) -> dict:
     "Nodes at or above a pending write that needs an overwritten state, sources first"
     found: dict = {}
@@ -208,7 +217,7 @@ def held_up(needs: dict, old: Collection[UOp]) -> dict:
             found[u] = None
     return found
 
-# %% ../../nbs/frontend/40_state.ipynb #c62
+# %% ../../nbs/frontend/40_state.ipynb #c65
 def size_of(u: UOp) -> int:
     "Bytes of a value"
     return prod(room(u.shape)) * u.dtype.itemsize
@@ -217,7 +226,7 @@ def compute_now(part: UOp, old: Iterable[UOp]) -> bool:
     "Whether storing a value takes no more bytes than copying the states it needs (M3)"
     return needs_storage(part) and size_of(part) <= sum(map(size_of, old))
 
-# %% ../../nbs/frontend/40_state.ipynb #c65
+# %% ../../nbs/frontend/40_state.ipynb #c68
 def save(old: UOp, copies: dict) -> UOp:
     "State of fresh storage that keeps a copy of an overwritten state"
     if old not in copies:
@@ -225,7 +234,7 @@ def save(old: UOp, copies: dict) -> UOp:
         copies[old] = storage.after(storage.store(old))
     return copies[old]
 
-# %% ../../nbs/frontend/40_state.ipynb #c68
+# %% ../../nbs/frontend/40_state.ipynb #c71
 def rescue_from_file(cell: Cell, part: UOp, moved: dict) -> list:
     "Results to compute now for a reader of a file that is about to be written (M3, A10)"
     if needs_storage(part):
@@ -235,7 +244,7 @@ def rescue_from_file(cell: Cell, part: UOp, moved: dict) -> list:
     moved[cell] = copy_below_views(copy) or copy
     return [state_of(moved[cell])]
 
-# %% ../../nbs/frontend/40_state.ipynb #c71
+# %% ../../nbs/frontend/40_state.ipynb #c74
 def rescue(cell: Cell, needs: Collection[UOp], old: dict, copies: dict, moved: dict) -> list:
     "Results to compute now for one stale reader; it joins `moved` if it will read copies (M3)"
     needed, part = [o for o in old if o in needs], stored_part(cell.state)
@@ -244,7 +253,7 @@ def rescue(cell: Cell, needs: Collection[UOp], old: dict, copies: dict, moved: d
     moved[cell] = cell.state
     return [save(o, copies) for o in needed if o not in copies]
 
-# %% ../../nbs/frontend/40_state.ipynb #c74
+# %% ../../nbs/frontend/40_state.ipynb #c77
 def stale_round(results: Sequence[UOp], done: dict, copies: dict, moved: dict) -> list:
     "Results that have to join the program because they read what it overwrites"
     old, wanted = {w.src[0]: None for w in done}, {stored_part(r) for r in results}
@@ -259,7 +268,7 @@ def stale_round(results: Sequence[UOp], done: dict, copies: dict, moved: dict) -
             joined += rescue(c, needs[c.state], old, copies, moved)
     return dedup(joined)
 
-# %% ../../nbs/frontend/40_state.ipynb #c77
+# %% ../../nbs/frontend/40_state.ipynb #c80
 def settle(results: Iterable[UOp]) -> Program:
     "The program with everything in it that must run before old states are gone (M3)"
     results, known = dedup(results), -1
@@ -274,12 +283,12 @@ def settle(results: Iterable[UOp]) -> Program:
     states = UOp.sink(*moved.values()).substitute(copies, lambda u: u not in done).src
     return Program(results, dict(zip(moved, states)), copies)
 
-# %% ../../nbs/frontend/40_state.ipynb #c84
+# %% ../../nbs/frontend/40_state.ipynb #c87
 def lazy(state: UOp) -> bool:
     "Whether something is left to compute"
     return state_of(state).op not in (Ops.BUFFER, Ops.CONST)
 
-# %% ../../nbs/frontend/40_state.ipynb #c87
+# %% ../../nbs/frontend/40_state.ipynb #c90
 def adopt(cell: Cell, state: UOp, fresh: set) -> None:
     "None; the cell has the state, and owns its storage if nobody else does"
     become(cell, state)
@@ -288,7 +297,7 @@ def adopt(cell: Cell, state: UOp, fresh: set) -> None:
         cell.owned = whole(state)
         fresh.discard(state)
 
-# %% ../../nbs/frontend/40_state.ipynb #c90
+# %% ../../nbs/frontend/40_state.ipynb #c93
 def remember(alive: Iterable[Cell], became: dict, saved: Mapping[UOp, UOp]) -> None:
     "None; earlier states of the cells are what became of them, and copies are among them"
     kept = [(c.earlier, k, u) for c in alive if c.earlier for k, u in list(c.earlier.items())]
@@ -298,7 +307,7 @@ def remember(alive: Iterable[Cell], became: dict, saved: Mapping[UOp, UOp]) -> N
     for old, copy in saved.items():
         if c := owner.get(old.storage): leave(c, window(copy.storage, c.state.shape))
 
-# %% ../../nbs/frontend/40_state.ipynb #c93
+# %% ../../nbs/frontend/40_state.ipynb #c96
 observers: list[Callable] = []   # told which node became which storage, and what was saved
 
 def commit(changes: dict, became: dict, saved: Mapping[UOp, UOp] = {}) -> None:
@@ -314,7 +323,7 @@ def commit(changes: dict, became: dict, saved: Mapping[UOp, UOp] = {}) -> None:
     for c, new in zip(waiting, UOp.sink(*states).substitute(became).src):
         if new is not c.state: adopt(c, new, fresh)
 
-# %% ../../nbs/frontend/40_state.ipynb #c96
+# %% ../../nbs/frontend/40_state.ipynb #c99
 def limits_of(sink: UOp) -> Limits:
     "What the device that the program computes on asks for"
     device = next((u.device for u in sink.src if u.device is not None), None)
@@ -325,7 +334,7 @@ def limits_of(sink: UOp) -> Limits:
     limits = Device[device].limits
     return Limits(limits.max_args, limits.view_align, limits.align, limits.threads)
 
-# %% ../../nbs/frontend/40_state.ipynb #c99
+# %% ../../nbs/frontend/40_state.ipynb #c102
 def place_program(program: Program) -> Placed:
     "Storage for a settled program's results, and for what live cells hold on the way"
     held = {program.changes.get(c, c.state).base for c in live()}
@@ -341,7 +350,7 @@ def prepare_program(wanted: Sequence[Cell]) -> tuple[UOp, Callable[[], None]]:
     "LINEAR that computes the cells, and what has to be called once it has run"
     return prepare_results(settle(c.state for c in wanted))
 
-# %% ../../nbs/frontend/40_state.ipynb #c102
+# %% ../../nbs/frontend/40_state.ipynb #c105
 unfinished: list[UOp] = []     # calls that an error kept from running
 tracing: list[Callable] = []   # functions whose bodies are being traced, the innermost last
 
@@ -356,7 +365,7 @@ def run_owed(calls: Sequence[UOp]) -> None:
     try: run_linear(UOp(Ops.LINEAR, dtypes.void, tuple(calls)), ran=ran)
     finally: del unfinished[:len(ran)]
 
-# %% ../../nbs/frontend/40_state.ipynb #c104
+# %% ../../nbs/frontend/40_state.ipynb #c107
 def unkept(call: UOp) -> bool:
     "Whether an owed call needs what one that was given up should have written"
     step, = steps_of(UOp(Ops.LINEAR, dtypes.void, (call,)))
@@ -386,7 +395,7 @@ def finish() -> None:
     except MemoryError: raise
     except Exception: run_each()
 
-# %% ../../nbs/frontend/40_state.ipynb #c106
+# %% ../../nbs/frontend/40_state.ipynb #c109
 def execute(linear: UOp, commit: Callable[[], None]) -> None:
     "None; the schedule has run and the states are settled, or nothing has happened"
     ran: list[UOp] = []
@@ -398,14 +407,14 @@ def execute(linear: UOp, commit: Callable[[], None]) -> None:
         raise
     commit()
 
-# %% ../../nbs/frontend/40_state.ipynb #c112
+# %% ../../nbs/frontend/40_state.ipynb #c115
 def realize(wanted: Sequence[Cell]) -> None:
     "None; the cells' values are in memory"
     with lock:
         finish()
         if any(lazy(c.state) for c in wanted): execute(*prepare_program(wanted))
 
-# %% ../../nbs/frontend/40_state.ipynb #c115
+# %% ../../nbs/frontend/40_state.ipynb #c118
 def linear_with_vars(wanted: Sequence[Cell]) -> tuple[UOp, dict[str, int]]:
     "LINEAR for the caller to run, its variables free, and their values by name (M10)"
     with lock:
@@ -425,7 +434,7 @@ def schedule_linear(wanted: Sequence[Cell]) -> UOp:
         commit()
         return linear
 
-# %% ../../nbs/frontend/40_state.ipynb #c118
+# %% ../../nbs/frontend/40_state.ipynb #c121
 def settled_owner(c: Cell) -> bool:
     "Whether the cell's value is in storage of its own"
     return c.owned is not None and whole(c.state) is c.owned
@@ -436,7 +445,7 @@ def readers_of(written: Collection[UOp]) -> list[Cell]:
     for b in written: bits |= b.leaf_bits
     return [c for c in live() if c.state.leaf_bits & bits and not settled_owner(c)]
 
-# %% ../../nbs/frontend/40_state.ipynb #c121
+# %% ../../nbs/frontend/40_state.ipynb #c124
 def make_way(written: Collection[UOp]) -> None:
     "None; the buffers may be overwritten: whoever reads them has what it needs (M3)"
     if not written or not readers_of(written): return
@@ -449,13 +458,13 @@ def make_way(written: Collection[UOp]) -> None:
     first = program._replace(results=program.results[len(gone):])
     if first.results: execute(*prepare_results(first))
 
-# %% ../../nbs/frontend/40_state.ipynb #c124
+# %% ../../nbs/frontend/40_state.ipynb #c127
 def is_storage(u: UOp) -> bool:
     "Whether the value is one stretch of a buffer already"
     view = one_range(u)
     return view is not None and view.base.op is Ops.BUFFER
 
-# %% ../../nbs/frontend/40_state.ipynb #c127
+# %% ../../nbs/frontend/40_state.ipynb #c130
 def stretch(cell: Cell, view: View) -> UOp:
     "One stretch of a buffer that holds the value seen through a view"
     realize([cell])
@@ -466,14 +475,14 @@ def stretch(cell: Cell, view: View) -> UOp:
     realize([temporary])
     return as_argument(whole(temporary.state))
 
-# %% ../../nbs/frontend/40_state.ipynb #c130
+# %% ../../nbs/frontend/40_state.ipynb #c133
 def check_not_capturing() -> None:
     "None; JitError while a JIT captures (I5)"
     if capturing.take: raise JitError(
         'a value is read while a JIT captures: there are no numbers yet, and what Python makes of '
         'them would be the same in every later call. Return the Tensor and read it outside')
 
-# %% ../../nbs/frontend/40_state.ipynb #c133
+# %% ../../nbs/frontend/40_state.ipynb #c136
 def actual(shape: tuple) -> tuple[int, ...]:
     "The shape in numbers; RuntimeError where a variable in it is not bound (I3)"
     for v in (v for n in shape if isinstance(n, UOp) for v in n.free()):
@@ -481,7 +490,7 @@ def actual(shape: tuple) -> tuple[int, ...]:
                            f'bind it with .bind(number)')
     return tuple(n.value() if isinstance(n, UOp) else n for n in shape)
 
-# %% ../../nbs/frontend/40_state.ipynb #c136
+# %% ../../nbs/frontend/40_state.ipynb #c139
 def read(cell: Cell, view: View) -> np.ndarray:
     "Array with the value's shape and a copy of its elements"
     with lock:
@@ -492,7 +501,7 @@ def read(cell: Cell, view: View) -> np.ndarray:
         array = buffer_of(stretch(cell, view)).numpy().reshape(room(value.shape))
         return array if array.shape == shape else array[tuple(map(slice, shape))].copy()
 
-# %% ../../nbs/frontend/40_state.ipynb #c139
+# %% ../../nbs/frontend/40_state.ipynb #c142
 @atomic
 def file_cell(device: str, nbytes: int) -> Cell:
     "The cell of a file at least so long; one for each file while anybody refers to it (A10)"

@@ -9,7 +9,7 @@ __all__ = ['REMEDY', 'PREFIX', 'MOST_KEPT', 'BUILT', 'programs', 'PACK', 'OPTION
            'ClMemory', 'ClCopies', 'piece', 'Texts', 'CL']
 
 # %% ../../nbs/runtime/34_opencl.ipynb #c2
-import atexit, io, os, shutil, sys, tarfile, tempfile, threading, warnings
+import atexit, io, os, shutil, tarfile, tempfile, threading, warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache

@@ -204,7 +204,7 @@ def refusal(devices: list[str]) -> RuntimeError:
     "The error of a kernel that no device can run (A10, H2)"
     if disks := [d for d in devices if is_disk(d)]:
         return RuntimeError(f'computing on {disks[0]}: a file holds bytes and runs no kernels. '
-                            "Copy the values with .to('CPU') first, and write results back in one piece")
+                            "Copy the values with .to('CPU') first, and write results in one piece")
     where = ' and '.join(devices)
     return RuntimeError(f'a kernel over buffers on {where}: copy to one device first')
 
