@@ -393,7 +393,7 @@ from tinysched.ir.vocabulary import Ops
 F = dtypes.float32
 junk = [UOp.variable(f'junk{i}', 0, i) for i in range(int(sys.argv[1]))]
 p, q = UOp.param(0, F, (4, 3), 'CPU'), UOp.param(1, F, (4, 3), ('CPU:0', 'CPU:1'))
-n, r = UOp.variable('n\u00e9', 1, 9, divisor=2), UOp.range(4, 0, AxisType.REDUCE)
+n, r = UOp.variable('n\u00e9', 1, 4, divisor=2), UOp.range(4, 0, AxisType.REDUCE)
 body = p.store(p + q * 0.1).sink(arg=KernelInfo('k'))
 graphs = [p, q, n, n.bind(4), r, p + q, p.permute((1, 0)), p.shrink(((0, n), (0, 3))), p.pad(((1, 0), (0, 2))),
           p._reduce(Ops.MAX, (0,)), UOp(Ops.REDUCE, F, (p.index(r), r), (Ops.ADD, ())), body, body.call(p, q),
