@@ -58,7 +58,7 @@ unit: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	@FUZZ=1 $(PY) -m pytest tests -k fuzz
 
-## make cover    which lines of ir/ and schedule/ neither a test nor a page runs
+## make cover    which lines of ir/ and schedule/ neither a test nor a page runs (half an hour)
 cover: $(VENV)/.dev
 	@coverage erase
 	@coverage run -m pytest -q tests   # which run the code of all pages too, for their exercises

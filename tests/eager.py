@@ -10,7 +10,10 @@ import itertools
 import numpy as np
 
 from tinysched import dtypes
+from tinysched.ir.uop import Sharding
+from tinysched.ir.vocabulary import Ops
 from tinysched.runtime import realize as runtime
+from tinysched.runtime.device import pieces_of
 
 NAMES = ('bool', 'uint8', 'int8', 'int16', 'uint32', 'int32', 'int64', 'float16', 'float32')
 OURS = {np.dtype(name): getattr(dtypes, name) for name in NAMES}
@@ -83,10 +86,13 @@ def hiccup(at):
 
 
 def same(tensor, array):
-    "None; the tensor holds the values of the array, in its dtype"
+    "None; the tensor holds the values of the array, in its dtype; where it is whole on each device, on all of them"
     got = tensor.numpy()
     assert got.dtype == array.dtype, f'{got.dtype}, wanted {array.dtype}'
     np.testing.assert_array_equal(got, array)
+    u = tensor.cell.state.base
+    if u.op is Ops.BUFFER and isinstance(u.device, Sharding) and u.device.axis is None:
+        assert len({b.numpy().tobytes() for b in pieces_of(u)}) < 2, 'devices do not agree'
 
 
 def glance(tensor, array):

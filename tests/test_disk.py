@@ -961,3 +961,15 @@ def test_bad_arguments_of_safe_save_write_nothing():
     with pytest.raises(FileNotFoundError): nn.state.safe_save({'x': x}, 'nowhere/w')
     with pytest.raises(ValueError, match='wanted the path'): nn.state.safe_load(Tensor([1.0]))
     assert os.listdir('.') == [] and x.tolist() == [1]
+
+
+def test_a_thousand_paths_leave_nothing_behind():
+    "Files are devices; who reads many of them does not want to pay for each of them for ever"
+    known, live = list(Device.opened), octets(4)
+    held_on = file('held on', live)
+    for i in range(1000): Device[f'DISK:{i}']
+    for i in range(20): assert file(f'{i}', live).to('PYTHON').tolist() == live.tolist()
+    gc.collect()
+    assert Device['DISK:held on'] is Device['DISK:held on']
+    assert not list(Device.files) and list(Device.opened) == known
+    assert held_on.to('PYTHON').tolist() == live.tolist()

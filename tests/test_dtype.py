@@ -87,3 +87,10 @@ def test_from_numpy(name): assert from_numpy(name).name == np.dtype(name).name
 @pytest.mark.parametrize('bad', ['1', None, 1j, [1]])
 def test_no_constant(bad):
     with pytest.raises(TypeError): as_const(bad, dtypes.float32)
+
+
+def test_numbers_that_fit_nowhere():
+    assert [dtypes.is_bool(t) for t in (dtypes.bool, dtypes.uint8)] == [True, False]
+    assert dtypes.as_const(3.7, dtypes.int32) == 3 and dtypes.as_const(10**400, dtypes.float32) == math.inf
+    with pytest.raises(OverflowError, match='does not fit in 64 bits'): from_py(2**64)
+    with pytest.raises(TypeError, match='has no element type'): from_py(object())

@@ -506,6 +506,24 @@ def test_M11_random_numbers_advance_with_each_call(kind):
     assert y.tolist() == y.tolist()
 
 
+def test_what_another_thread_makes_meanwhile_is_no_value_of_a_function():
+    theirs, begin = [], threading.Event()
+    def work():
+        begin.wait()
+        theirs.append(Tensor.rand(2, device='PYTHON'))
+    worker = threading.Thread(target=work)
+    worker.start()
+    @function
+    def f(x):
+        begin.set()
+        worker.join(0.5)    # time enough for a tensor, if it need not wait
+        return x + 1
+    out = f(Tensor([1., 2.], device='PYTHON'))
+    worker.join()
+    assert theirs[0].uop.op is Ops.STAGE
+    assert out.tolist() == [2, 3]
+
+
 def test_two_threads_call_one_function():
     f, out = made('precompiled', lambda x, y: x * 2 + y), {}
     def work(i): out[i] = [f(buf([i, k]), buf([k, i])).tolist() for k in range(10)]
@@ -748,3 +766,22 @@ def test_A15_random_functions_that_write(device):
 def test_A13_random_gradients(device):
     for seed in range(200, 220 if device == 'PYTHON' else 206):
         with np.errstate(all='ignore'): compare(slopes(seed, decorated, device), slopes(seed, plain, 'PYTHON'))
+
+
+@both
+def test_A15_an_optimizer_in_a_body_assigns_and_does_not_realize(kind):
+    def run(deco, step):
+        w = buf([1, 2])
+        w.requires_grad_()
+        opt = nn.optim.Adam([w], lr=0.1)
+        def body(w, opt, x):
+            (w * x).sum().backward()
+            step(opt)
+            w.grad = None
+            return (w * x).sum()
+        fxn = deco(body)
+        return [fxn(w, opt, buf([1, 2])).item() for _ in range(3)] + w.tolist()
+    plain = run(lambda f: f, lambda opt: opt.step())
+    assert run(function(**KINDS[kind]), lambda opt: opt.schedule_step()) == pytest.approx(plain)
+    with pytest.raises(RuntimeError, match=r'Adam: step\(\) realizes.* body .*Try schedule_step\(\)'):
+        run(function(**KINDS[kind]), lambda opt: opt.step())

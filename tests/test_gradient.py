@@ -344,5 +344,5 @@ def test_training_keeps_no_past():
         loss.backward()
         w.assign(w.detach() - w.grad * 0.1)
         Tensor.realize(w, w.grad)
-        sizes.append(sum(len(o.value.toposort()) for o in origins.values() if o.value is not None))
+        sizes.append(sum(len(o.value.toposort()) for _, o in origins.items() if o.value is not None))
     assert sizes[-1] == sizes[1] and [v.item() for v in losses] == sorted((v.item() for v in losses), reverse=True)

@@ -249,3 +249,46 @@ def test_E12_random_masks(seed):
     want = value(np.arange, k.astype(np.int32), w, lambda c, x: np.where(c, x, 0),
                  lambda x: getattr(x, how)(axis))
     np.testing.assert_array_equal(ours.numpy(), want)
+
+
+# ---------------------------------------------------------------- masks as indices
+
+def same(t, a): np.testing.assert_array_equal(t.numpy(), a)
+
+
+@pytest.mark.parametrize('seed', range(25))
+def test_setitem_by_a_mask_as_numpy_has_it(seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(0 if seed % 7 == 0 else 1, 5, rng.integers(0, 4)))
+    a = rng.integers(-9, 9, shape).astype(rng.choice(['float32', 'int32']))
+    lead = int(rng.integers(0, a.ndim + 1))
+    mask, rest = np.asarray(rng.random(shape[:lead]) < 0.5), shape[lead:]
+    value = rng.integers(-9, 9, tuple(int(rng.choice([1, n])) for n in rest)).astype(a.dtype) if seed % 3 else 7
+    t = Tensor(a).contiguous().realize() if seed % 2 else Tensor(a)
+    view, old = t.reshape(-1), t + 0
+    before = a.copy()
+    t[Tensor(mask) if seed % 5 else mask] = Tensor(value) if seed % 4 and seed % 3 else value
+    a[mask] = value
+    same(t, a); same(old, before); same(view, a.reshape(-1))
+
+
+def test_setitem_by_a_mask_writes_through_views_and_in_lists():
+    t = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4)).contiguous().realize()
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    t[:, ::2][t[:, ::2] > 3] = -1; a[:, ::2][a[:, ::2] > 3] = -1
+    t[[True, False, True]] = Tensor([1., 2, 3, 4]); a[[True, False, True]] = [1, 2, 3, 4]
+    t[t == 3] = 2.5; a[a == 3] = 2.5
+    same(t, a)
+
+
+@pytest.mark.parametrize('index, value, error, message', [
+    (np.array([True]), 1, IndexError, r'mask of shape \(1,\) for shape \(2, 3\); wanted its first axes'),
+    (np.ones((2, 3, 1), bool), 1, IndexError, 'wanted its first axes'),
+    (np.ones((2, 3), bool), [1., 2, 3], ValueError, r'How many elements .* not known yet.* x\.assign\(mask\.where'),
+    (np.ones(2, bool), np.ones((2, 3), np.float32), ValueError, 'not known yet'),
+    ((slice(None), np.ones(3, bool)), 1, IndexError, r'not known yet: try mask\.where\(x, 0\)')])
+def test_setitem_by_a_mask_that_cannot_be_says_what_can(index, value, error, message):
+    t = Tensor.zeros(2, 3).contiguous()
+    with pytest.raises(error, match=message): t[index] = value
+    with pytest.raises(IndexError, match=r'not known yet: try mask\.where\(x, 0\)'): t[t == 0]
+    same(t, np.zeros((2, 3), np.float32))

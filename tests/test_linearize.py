@@ -1,11 +1,10 @@
 """Rules F of the scheduler: the order of kernels."""
-import gc
 import random
-import time
 
 import numpy as np
 import pytest
 
+from effort import effort
 from tinysched.frontend.tensor import Tensor
 from tinysched.ir.dtype import dtypes
 from tinysched.ir.uop import KernelInfo, UOp
@@ -197,18 +196,8 @@ def test_F5_linear_growth(shape):
                 c = buf()
                 outs.append(c.after(k1.call(c, state)))
         return UOp.sink(*outs)
-    def cost(n):
-        best = float('inf')
-        for _ in range(3):
-            sink = graph(n)
-            gc.collect()
-            gc.disable()
-            t = time.process_time()
-            create_schedule(sink)
-            best = min(best, time.process_time() - t)
-            gc.enable()
-        return best
-    assert cost(4000) < 14 * cost(500)     # 8 if linear, 64 if quadratic
+    def cost(n): return effort(create_schedule, graph(n))
+    assert cost(4000) < 9 * cost(500)     # 8 if linear, 64 if quadratic
 
 
 def test_F5_no_recursion():

@@ -1,26 +1,30 @@
 """Rules K of the scheduler: where temporaries live."""
+import functools
 import itertools
 import pathlib
 import random
 import sys
-import time
 
 import numpy as np
 import pytest
 
+from effort import effort
 from tinysched import Variable, run_linear
 from tinysched.frontend.tensor import Tensor
 from tinysched.helpers import Context
 from tinysched.ir.dtype import dtypes
-from tinysched.ir.uop import KernelInfo, ParamArg, UOp
+from tinysched.ir.uop import AxisType, KernelInfo, ParamArg, UOp
 from tinysched.ir.vocabulary import Ops
 from tinysched.ir.spec import state_of
+from tinysched.schedule import memory
 from tinysched.schedule.linearize import byte_range
-from tinysched.schedule.memory import (clashes, lanes, lifetimes, lower_bound, memory_plan_rewrite,
-                                       nbytes, pack, place, plan, touched)
+from tinysched.schedule.memory import (by_area, by_size, clashes, lanes, lifetimes, lower_bound, memory_plan_rewrite,
+                                       Timetable, nbytes, pack, place, plan, rematerialise, touched)
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'bench'))
-from planner_table import GRAPHS, lanes as lanes_of_graph  # noqa: E402
+from planner_table import GRAPHS, lanes as planned_lanes  # noqa: E402
+
+lanes_of_graph = functools.cache(planned_lanes)
 
 F32, VOID = dtypes.float32, dtypes.void
 BODY = UOp(Ops.SINK, VOID, (), KernelInfo('k'))
@@ -203,9 +207,9 @@ def test_ten_thousand_buffers():
     n = 10_000
     span = {i: (i, i + rng.randint(1, 30) if rng.random() < .7 else 2 * n - i) for i in range(n)}
     size = {i: 256 * rng.choice((1, 4, 16, 64)) for i in span}
-    start = time.process_time()
+    few = {i: span[i] for i in range(n // 8)}
+    assert effort(pack, span, size) < 12 * effort(pack, few, size)   # 8 if linear, 64 if quadratic
     arena = pack(span, size)
-    assert time.process_time() - start < 3      # 0.4 s on a quiet machine
     assert clashes(arena) == [] and arena.peak <= 1.05 * lower_bound(span, size)
 
 
@@ -263,6 +267,123 @@ def test_K5_within_five_percent_of_the_lower_bound_on_the_benchmark_graphs(name)
     rows = lanes_of_graph(name)
     assert sum(r.after for r in rows) <= 1.05 * sum(r.bound for r in rows)
     assert all(r.bound <= r.after for r in rows)
+
+
+# What tinygrad 0.14.0 says with DEBUG=1 about its own planner, in MB with two decimals: `python bench/planner_table.py`
+PEER = dict(mlp3_train_sgd=3.48, digits_cnn_train=1.73, resnet_s_fwd=1.57, resnet_s_fwdbwd=8.92, encoder1_fwd=1.19,
+            encoder6_fwd=1.38, encoder1_fwdbwd=3.55, encoder6_fwdbwd=17.35, rchain_16=.03, rchain_64=.03)
+
+
+@pytest.mark.parametrize('name', list(PEER))
+def test_K5_never_above_the_peer(name):
+    assert round(sum(r.after for r in lanes_of_graph(name)) / 1e6, 2) <= PEER[name]
+
+
+def ew(*reads, scale=1.0):
+    "Elementwise kernel that adds up what it reads"
+    i = UOp.range(4, 0)
+    value = UOp.const(F32, scale)
+    for slot in range(len(reads) - 1): value = value + UOp.param(1 + slot, F32, (4,)).index(i)
+    return UOp.param(0, F32, (4,)).index(i).store(value).end(i).sink(arg=KernelInfo('e')).call(*reads)
+
+
+def kernels(*calls): return UOp(Ops.LINEAR, VOID, tuple(ew(*c) for c in calls))
+
+
+MIB = 1 << 20
+
+def waiting(floats=MIB // 4):
+    "An argument, a result, and four temporaries of a MiB"
+    x, out = UOp.param(0, F32, (4,), 'CPU'), UOp.param(1, F32, (4,), 'CPU')
+    return x, out, [alloc(slot, floats) for slot in range(4)]
+
+
+def test_K5_what_lies_idle_at_the_busiest_step_is_made_twice():
+    x, out, (a, b, c, d) = waiting()
+    lin = kernels((a, x), (b, a), (c, b), (d, c), (out, d, a))
+    got = memory_plan_rewrite(lin)
+    assert (got.arg.tmp_after, len(got.src)) == (2 * MIB, 6)          # 3 MiB and 5 kernels without
+    assert got.src[4].src[0] is lin.src[0].src[0] and got.src[4].src[2:] == (x,)
+    assert got.src[5].src[3] is got.src[4].src[1]                     # the second one is read
+    with Context(NO_MEMORY_PLANNER=1): assert len(memory_plan_rewrite(lin).src) == 5
+    assert len(memory_plan_rewrite(lin, held=[a]).src) == 5
+
+
+@pytest.mark.parametrize('why', ['source overwritten', 'source dead', 'written twice', 'reads itself', 'reduces', 'small'])
+def test_K5_only_what_is_cheap_and_would_be_the_same_is_made_twice(why):
+    x, out, (a, b, c, d) = waiting(4) if why == 'small' else waiting()
+    calls = [ew(a, x), ew(b, a), ew(c, b), ew(d, c), ew(out, d, a)]
+    if why == 'source overwritten': calls.insert(2, ew(x, out))
+    if why == 'source dead': calls = [ew(e := alloc(9, MIB // 4), x), ew(a, e), *calls[1:]]
+    if why == 'written twice': calls.insert(1, ew(a, out))
+    if why == 'reads itself': calls[0] = ew(a, x, a)
+    if why == 'reduces':
+        i, r = UOp.range(4, 0), UOp.range(4, 1, AxisType.REDUCE)
+        total = UOp(Ops.REDUCE, F32, (UOp.param(1, F32, (4,)).index(r), r), (Ops.ADD, ()))
+        calls[0] = UOp.param(0, F32, (4,)).index(i).store(total).end(i).sink(arg=KernelInfo('r')).call(a, x)
+    lin = UOp(Ops.LINEAR, VOID, tuple(calls))
+    assert len(memory_plan_rewrite(lin).src) == len(calls)
+
+
+def test_K5_a_source_of_what_is_made_twice_stays():
+    "Either of a and b could be made again; b needs a"
+    x, out, (a, b, c, d) = waiting()
+    e = alloc(9, MIB // 4)
+    got = rematerialise(kernels((a, x), (b, a), (c, a, b), (d, c), (e, d), (out, e, a, b)))
+    assert len(got.src) == 7 and got.arg is None
+
+
+def twenty_steps(rng, x, y, a, b):
+    "Tensors made of each other in stored steps, some of them after x or y was written, and their values"
+    pool = [(x, a), (y, b)]
+    for kind in rng.integers(0, 7, 20):
+        (t, v), (u, w) = pool[rng.integers(max(0, len(pool) - 4), len(pool))], pool[rng.integers(len(pool))]
+        if kind == 0: t, v = (t @ u).contiguous() * 0.25, (v @ w) * np.float32(.25)
+        elif kind == 1: t, v = t + t.sum(axis=0, keepdim=True), v + v.sum(0, keepdims=True)
+        elif kind == 2:
+            target = rng.integers(2)
+            pool[target] = pool[target][0].assign(t * 0.5 + 1), v * np.float32(.5) + 1
+            continue
+        elif kind == 3: t, v = t.permute(1, 0) - u, v.T - w
+        elif kind == 4: t, v = t + 1, v + 1
+        else: t, v = t * u, v * w
+        pool.append((t.contiguous().maximum(-9).minimum(9).contiguous(), np.clip(v, -9, 9)))
+    return pool[:2] + pool[-3:]
+
+
+@pytest.mark.parametrize('device', ['PYTHON', 'CPU'])
+def test_K5_what_is_made_twice_is_equal(monkeypatch, device):
+    "However small, and idle at whatever step: nobody's value changes"
+    steps, made = random.Random(0), []
+    monkeypatch.setattr(memory, 'WORTH', 0)
+    monkeypatch.setattr(memory, 'busiest', lambda span, size: (0, steps.randint(0, max(e for _, e in span.values()))))
+
+    def always(linear, block, held):
+        for _ in range(4):
+            times, span = Timetable(linear), lifetimes(map(touched, linear.src))
+            at = memory.idle(times, span, dict.fromkeys(span, 1)) if span else {}
+            linear = memory.made_twice(linear, times, at)
+            made.extend(at)
+        return linear
+
+    monkeypatch.setattr(memory, 'rematerialise', always)
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        a, b = rng.integers(-2, 3, (2, 4, 4)).astype(np.float32)
+        x, y = Tensor(a, device=device).realize(), Tensor(b, device=device).realize()
+        outs = twenty_steps(rng, x, y, a, b)
+        Tensor.realize(*(t for t, _ in outs))
+        for t, v in outs: np.testing.assert_allclose(t.numpy(), v, rtol=1e-4, atol=1e-4)
+    assert len(made) > 10
+
+
+@pytest.mark.parametrize('span,size,peaks', [
+    (dict(a=(0, 0), c=(0, 2), d=(1, 4), b=(2, 5)), dict(a=3, c=3, d=2, b=2), (8, 7, 8)),
+    (dict(b=(1, 4), a=(2, 2), c=(3, 6), d=(3, 5)), dict(b=2, a=4, c=2, d=3), (8, 9, 7))])
+def test_K5_each_of_the_three_orders_is_needed(span, size, peaks):
+    "The largest first is 14 % above the bound, and one other order reaches it"
+    assert tuple(place(o(span, size), size).peak for o in (by_size, by_area, lambda span, size: span)) == peaks
+    assert pack(span, size).peak == lower_bound(span, size) == 7
 
 
 @pytest.mark.parametrize('seed', range(20))

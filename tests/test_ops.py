@@ -451,6 +451,15 @@ MISTAKES = [
 ]
 
 
+def image(): return Tensor.ones(1, 2, 4, 4)
+MISTAKES += [
+    ('sum', TypeError, lambda x: x.sum('a')), ('reshape', ValueError, lambda x: x.reshape(-2, 3)), ('expand', ValueError, lambda x: x.expand(3)),
+    ('shrink', ValueError, lambda x: x.shrink(((1,), (0, 0)))), ('cat', TypeError, lambda x: x.cat(3)), ('repeat', ValueError, lambda x: x.repeat(2)),
+    ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(2, 2, 1, 1), stride=(1, 2, 3))), ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(2, 2, 1, 1), stride=0)),
+    ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(2, 2, 5, 5))), ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(3, 1, 1, 1), groups=2)),
+    ('nll_loss', ValueError, lambda x: x.nll_loss(Tensor([0, 1]), reduction='average')), ('@', TypeError, lambda x: 3 @ x)]
+
+
 @pytest.mark.parametrize('n', range(len(MISTAKES)))
 def test_errors(n):
     word, kind, mistake = MISTAKES[n]
@@ -466,3 +475,9 @@ def test_two_devices_are_named():
     with pytest.raises(RuntimeError, match='PYTHON and NULL'): a + b
     with pytest.raises(RuntimeError, match=r'\.to\('): a.assign(b)
     assert a.tolist() == [1, 2]
+
+
+def test_products_from_the_right_and_losses_without_a_mean():
+    x, w = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([[1, 0], [2, 1]])
+    assert Tensor(x).matmul(Tensor(w), reverse=True).tolist() == (w @ x).tolist()
+    assert [Tensor(x).nll_loss(Tensor([2, 0]), reduction=r).tolist() for r in ('none', 'sum')] == [[-3, -4], -7]

@@ -164,3 +164,12 @@ def test_recording_hears_inner_calls():
         with recording() as inner: graph_rewrite(alu(Ops.MUL, var('x'), num(1)), ALGEBRA)
     assert (len(outer), len(inner)) == (1, 1)
     assert outer[0].rule.startswith('test_pattern.py:')
+
+
+def test_patterns_are_written_as_graphs_are():
+    x, memory = var('x'), UOp.param(0, I32, (4,))
+    a, at = UPat.var('a'), memory.index(num(1))
+    assert fits(a.eq(UPat.cvar('c')), x.eq(num(3))) == {'a': x, 'c': num(3)}
+    assert fits(a.maximum(UPat.var('b')), x.maximum(num(3))) == {'a': x, 'b': num(3)}
+    assert fits(a.store(UPat.cvar().named('c')), at.store(num(3))) == {'a': at, 'c': num(3)}
+    assert fits(a.store(UPat.cvar('c')), at.store(x)) is None

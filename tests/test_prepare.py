@@ -56,12 +56,19 @@ def test_D3_a_copy_of_a_reshape_is_a_reshape_of_the_copy():
 
 @pytest.mark.parametrize('view', ['permute', 'flip', 'shrink', 'pad', 'expand', 'add'])
 def test_D3_a_copy_of_anything_else_is_staged_first(view):
-    x = buffer(2, 1)
-    u = dict(permute=lambda: x.permute((1, 0)), flip=lambda: x.flip((0,)), shrink=lambda: x.shrink(((1, 2), (0, 1))),
-             pad=lambda: x.pad(((1, 0), (0, 0))), expand=lambda: x.expand((2, 3)), add=lambda: x + 1)[view]()
+    x, column = buffer(2, 3), buffer(2, 1)
+    u = dict(permute=lambda: x.permute((1, 0)), flip=lambda: x.flip((0,)), shrink=lambda: x.shrink(((0, 2), (0, 2))),
+             pad=lambda: x.pad(((1, 0), (0, 0))), expand=lambda: column.expand((2, 3)), add=lambda: x + 1)[view]()
     got = value(wrap(Ops.COPY, u, 'CL'))
     assert got.op is Ops.COPY and got.src[0].op is Ops.STAGE and got.src[0].src[0] is u
     assert value(wrap(Ops.COPY, wrap(Ops.STAGE, x + 1), 'CL')).src[0] is wrap(Ops.STAGE, x + 1)
+
+
+def test_D3_a_copy_of_one_stretch_of_memory_needs_no_stage():
+    row = buffer(2, 3).shrink(((1, 2), (0, 3)))
+    assert value(wrap(Ops.COPY, row, 'CL')) is wrap(Ops.COPY, row, 'CL')
+    graph = get_kernel_graph(prepare(UOp.sink(assign(buffer(1, 3, device='CL'), wrap(Ops.COPY, row, 'CL')))))
+    assert [u.src[0].op for u in graph.toposort() if u.op is Ops.CALL] == [Ops.STORE]
 
 
 def test_D3_a_copy_becomes_one_bulk_store():

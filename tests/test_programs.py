@@ -2,7 +2,8 @@
 
 Hypothesis chooses one statement after another: create, view, compute, assign, compute now or later, delete, look. Each is a
 line of Python, run on our side as it is printed, and a few words of NumPy on the other. So a program that fails is shown as a
-script, as short as Hypothesis can make it. Numbers stay small enough to be exact in every dtype. FUZZ=1 runs the full number;
+script, as short as Hypothesis can make it. Numbers stay small enough to be exact in every dtype. NumPy knows nothing of devices:
+programs on several of them (J) split values, move them and mix them, and the answers are the same. FUZZ=1 runs the full number;
 SEED=n begins at another seed.
 """
 import os
@@ -16,14 +17,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from tinysched import Device, Tensor
 from tinysched.frontend.state import writes_of
+from tinysched.ir.uop import Sharding
 
 FULL, SEED = os.environ.get('FUZZ') == '1', int(os.environ.get('SEED', '0'))
 CHUNKS = {'PYTHON': 20, 'CPU': 20, 'CL': 2} if FULL else {'PYTHON': 1, 'CPU': 1, 'CL': 1}   # of one seed each
+SEVERAL = ({(d, n): 8 for d in ('PYTHON', 'CPU') for n in (2, 3, 4)} | {('CL', n): 1 for n in (2, 3, 4)} if FULL
+           else {('PYTHON', 2): 1, ('PYTHON', 3): 1, ('CPU', 4): 1})
 PROGRAMS = 250 if FULL else 15
 SUMS = {'bool': 'int32', 'int8': 'int32', 'int16': 'int32', 'uint8': 'uint32'}
 HEADER = """import numpy as np
 from eager import glance, hiccup, same, slope
 from tinysched import Tensor, Variable, dtypes, run_linear
+from tinysched.ir.uop import Sharding
 """
 
 
@@ -55,13 +60,15 @@ def spelled(index):
 
 class Programs(RuleBasedStateMachine):
     "A program that grows: its lines, the tensors of ours by name, and their models"
-    device = 'PYTHON'
+    device, count = 'PYTHON', 1
 
     def __init__(self):
         super().__init__()
         self.lines, self.names = [], {}
         exec(HEADER, self.names)
         self.pool, self.pending, self.losses, self.made = {}, [], {}, 0
+        self.devices = (self.device, *(f'{self.device}:{i}' for i in range(1, self.count)))
+        if self.count > 1: self.do(f'D = {self.devices}')
 
     # -- writing lines ------------------------------------------------------------------------------------------------
     def do(self, line):
@@ -92,8 +99,10 @@ class Programs(RuleBasedStateMachine):
         before = m.memory.copy()
         m.write(value, index)
         over = [o for o in self.pool.values() if o.memory is m.memory]
-        if all(ordinary(o.value) for o in over): self.do(line)
-        else: m.memory[:] = before
+        if not all(ordinary(o.value) for o in over): m.memory[:] = before
+        else:
+            place = self.names[m.tensor].place
+            self.do(f'{line}\nassert {m.tensor}.place == {place!r}' if self.count > 1 else line)
 
     def refused(self, line, error):
         self.do(f'try: {line}\nexcept {error}: pass\nelse: raise AssertionError("wanted {error}")')
@@ -110,7 +119,25 @@ class Programs(RuleBasedStateMachine):
         found = [m for m in self.pool.values() if want(m)]
         return self.choose(found) if found else None
 
-    def alike(self, m): return self.pick(lambda o: o.shape == m.shape and o.dtype == m.dtype)
+    def home(self, m): return self.names[m.tensor].device
+
+    def near(self, m, want=lambda o: True):
+        "A model from the pool that can meet the other: its tensor is on the same devices"
+        return self.pick(lambda o: self.home(o) == self.home(m) and want(o))
+
+    def alike(self, m): return self.near(m, lambda o: o.shape == m.shape and o.dtype == m.dtype)
+
+    def even(self, shape): return [i for i, n in enumerate(shape) if n % self.count == 0]
+
+    def somewhere(self):
+        "Devices for a new tensor: the one, or several more often than one of them"
+        if self.count == 1: return self.device
+        return self.devices if self.number(0, 3) else self.choose(self.devices)
+
+    def tensor(self, v, home):
+        "A new tensor in Python; on several devices it is split, or whole on each"
+        if isinstance(home, str): return f'Tensor({literal(v)}, device={home!r})'
+        return f'Tensor({literal(v)}, device={self.device!r}).shard(D, {self.choose([*self.even(v.shape), None])})'
 
     def span(self, n):
         lo = self.number(0, n)
@@ -134,10 +161,10 @@ class Programs(RuleBasedStateMachine):
         "Places along the first axis: a tensor of the pool, or a new one; as Python and as an array"
         n = m.shape[0]
         fit = lambda o: o.dtype.kind == 'i' and len(o.shape) == 1 and o.at.size and np.all((o.value >= -n) & (o.value < n))
-        o = self.pick(fit) if self.number(0, 1) else None
+        o = self.near(m, fit) if self.number(0, 1) else None
         if o is not None: return o.tensor, o.value.astype(np.int64)
         at = np.array(self.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=3)), np.int32)
-        return f'Tensor({literal(at)}, device={self.device!r})', at
+        return self.tensor(at, self.home(m)), at
 
     def constant(self, m): return int(m.number(self.number(-3, 3)))
 
@@ -162,13 +189,14 @@ class Creating(Programs):
         self.data = data
         for _ in range(self.number(1, 2)): self.leaf()
 
-    def leaf(self, dtype=None, shape=None):
+    def leaf(self, dtype=None, shape=None, home=None):
         "A tensor with values, perhaps in memory already"
         dtype = np.dtype(dtype or self.choose(['int32', 'int32', 'float32', *NAMES]))
-        if shape is None: shape = tuple(self.draw(st.lists(st.sampled_from([2, 3, 4, 1, 0]), max_size=2)))
+        sizes = [2, 3, 4, 1, 0] if self.count == 1 else [self.count, 2 * self.count, 2, 3, 1, 0]
+        if shape is None: shape = tuple(self.draw(st.lists(st.sampled_from(sizes), max_size=2)))
         values = [self.number(0 if dtype.kind in 'ub' else -4, 4) for _ in range(int(np.prod(shape)))]
         v = np.array(values).reshape(shape).astype(dtype)
-        line = f'Tensor({literal(v)}, device={self.device!r})'
+        line = self.tensor(v, home or self.somewhere())
         self.add(Model.fresh(None, v), line + self.choose(['', '.realize()', '.contiguous()', ' + 0' * (v.dtype != bool)]))
 
     @statement
@@ -179,9 +207,10 @@ class Creating(Programs):
         "A value without storage: equal ones are one node"
         dtype, shape = np.dtype(self.choose(NAMES)), (self.number(1, 4),)
         k = self.number(0, 2)
-        line = self.choose([f'Tensor.full({shape}, {k}', f'Tensor.zeros({shape}', f'Tensor.ones({shape}', f'Tensor.arange({shape[0]}'])
+        line, home = self.choose([f'Tensor.full({shape}, {k}', f'Tensor.zeros({shape}', f'Tensor.ones({shape}', f'Tensor.arange({shape[0]}']), self.somewhere()
         v = np.arange(shape[0]) if 'arange' in line else np.full(shape, 0 if 'zeros' in line else 1 if 'ones' in line else k)
-        self.add(Model.fresh(None, v.astype(dtype)), f'{line}, dtype=dtypes.{dtype}, device={self.device!r})')
+        split = '' if isinstance(home, str) else f'.shard(D, {self.choose([*self.even(shape), None])})'
+        self.add(Model.fresh(None, v.astype(dtype)), f'{line}, dtype=dtypes.{dtype}, device={(self.device if split else home)!r}){split}')
 
     @statement
     def chance(self):
@@ -190,7 +219,7 @@ class Creating(Programs):
         Tensor.manual_seed(k)
         v = Tensor.rand(n, device=self.device).numpy()
         self.do(f'Tensor.manual_seed({k})')
-        if ordinary(v): self.add(Model.fresh(None, v), f'Tensor.rand({n}, device={self.device!r})')
+        if ordinary(v): self.add(Model.fresh(None, v), f'Tensor.rand({n}, device={self.somewhere()!r})')
 
 
 class Viewing(Creating):
@@ -208,7 +237,22 @@ class Viewing(Creating):
             new.append(self.choose(d for d in range(1, n + 1) if n % d == 0))
             n //= new[-1]
         new = (*new, n)
-        self.add(m.view(None, m.at.reshape(new)), f'{m.tensor}.reshape({new})')
+        line = f'{m.tensor}.reshape({new})'
+        if self.stays(m, new): self.add(m.view(None, m.at.reshape(new)), line)
+        elif m.at.size: self.refused(line, 'ValueError')
+
+    def axis(self, m):
+        "The split axis, or None"
+        place = self.names[m.tensor].place
+        return place.axis if isinstance(place, Sharding) else None
+
+    def stays(self, m, new):
+        "Whether each item is on its device after a reshape, where one axis is split evenly (J2)"
+        if (axis := self.axis(m)) is None: return True
+        def owners(shape, i): return np.indices(shape)[i] * self.count // shape[i]
+        if not m.at.size: return False
+        before = owners(m.shape, axis).reshape(new)
+        return any(np.array_equal(before, owners(new, i)) for i in self.even(new))
 
     @statement
     def permute(self):
@@ -238,13 +282,17 @@ class Viewing(Creating):
         m, dtype = self.pick(), np.dtype(self.choose(NAMES))
         size = m.dtype.itemsize * (m.shape[-1] if m.shape else 1)
         if not m.shape and dtype.itemsize != m.dtype.itemsize or size % dtype.itemsize: return
+        if m.shape and self.axis(m) == len(m.shape) - 1 and size // self.count % dtype.itemsize:
+            return self.refused(f'{m.tensor}.bitcast(dtypes.{dtype})', 'ValueError')
         new = m.bitcast(None, dtype)
         if ordinary(new.value): self.add(new, f'{m.tensor}.bitcast(dtypes.{dtype})')
 
     @statement
     def same_storage(self):
         m = self.pick()
-        self.add(m.view(None, m.at), m.tensor + self.choose(['.detach()', f'.to({self.device!r})', '']))
+        home = self.home(m)
+        still = f'.to({home!r})' if isinstance(home, str) else f'.shard(D, {self.axis(m)})'
+        self.add(m.view(None, m.at), m.tensor + self.choose(['.detach()', still, '']))
 
 
 class Computing(Viewing):
@@ -284,7 +332,7 @@ class Computing(Viewing):
         o = self.alike(m)
         which, a, b = self.choose(['add', 'sub', 'mul', 'where', 'cat']), m.tensor, o.tensor
         if which == 'cat' and m.shape: self.value(np.concatenate([m.value, o.value]), f'{a}.cat({b}, dim=0)')
-        c = self.pick(lambda c: c.shape == m.shape)
+        c = self.near(m, lambda c: c.shape == m.shape)
         if which == 'where': self.value(np.where(c.value > 0, m.value, o.value), f'({c.tensor} > 0).where({a}, {b})')
         if m.dtype == bool: return
         if which == 'add': self.value(m.value + o.value, f'{a} + {b}')
@@ -322,8 +370,8 @@ class Computing(Viewing):
 
     @statement
     def keep(self):
-        m, other = self.pick(), 'PYTHON:1'
-        how = self.choose(['.contiguous()', '.clone()', f'.to({other!r}).to({self.device!r})'])
+        m, other = self.pick(), 'PYTHON:7' if self.count > 1 else 'PYTHON:1'
+        how = self.choose(['.contiguous()', '.clone()', f'.to({other!r}).to({self.home(m)!r})'])
         self.add(Model.fresh(None, m.value), m.tensor + how)
 
 
@@ -358,7 +406,7 @@ class Writing(Computing):
             try: return np.broadcast_shapes(o.shape, at.shape) == at.shape and exact(o.value.astype(m.dtype))
             except ValueError: return False
         whole = lambda o, n: o.dtype == n.dtype or o.dtype.kind in 'iu' and n.dtype.kind in 'iu'
-        o = self.pick(lambda o: whole(o, m) and fits(o)) if self.number(0, 3) else None
+        o = self.near(m, lambda o: whole(o, m) and fits(o)) if self.number(0, 3) else None
         if o is not None: return self.store(m, o.value.astype(m.dtype), f'{part} = {o.tensor}', index)
         v = m.dtype.type(self.constant(m))
         if self.number(0, 1): return self.store(m, v, f'{part} = {v.item()}', index)
@@ -371,7 +419,7 @@ class Writing(Computing):
         if m is None: return
         ours, at = self.rows(m)
         fit = lambda o: o.dtype == m.dtype and o.shape == (*at.shape, *m.shape[1:])
-        o = self.pick(fit) if self.number(0, 1) else None
+        o = self.near(m, fit) if self.number(0, 1) else None
         if o is not None: return self.store(m, o.value, f'{m.tensor}[{ours}] = {o.tensor}', at)
         v = m.dtype.type(self.constant(m))
         self.store(m, v, f'{m.tensor}[{ours}] = {v.item()}', at)
@@ -379,7 +427,7 @@ class Writing(Computing):
     @statement
     def mask(self):
         m = self.pick()
-        o, c = self.alike(m), self.pick(lambda c: c.shape == m.shape)
+        o, c = self.alike(m), self.near(m, lambda c: c.shape == m.shape)
         self.store(m, np.where(c.value > 0, o.value, m.value), f'{m.tensor}.assign(({c.tensor} > 0).where({o.tensor}, {m.tensor}))')
 
     @statement
@@ -403,7 +451,7 @@ class Writing(Computing):
     def swap(self):
         m = self.pick(lambda m: not m.wide)
         if m is None: return
-        o = self.pick(lambda o: o.shape == m.shape and o.dtype == m.dtype and not o.wide)
+        o = self.near(m, lambda o: o.shape == m.shape and o.dtype == m.dtype and not o.wide)
         a, b, c = m.value, o.value, self.name('old')
         self.add(Model.fresh(None, a), f'{m.tensor}.clone()' if self.number(0, 1) or m.dtype == bool else f'{m.tensor} + 0', c)
         self.store(m, b, f'{m.tensor}.assign({o.tensor})')
@@ -414,10 +462,22 @@ class Writing(Computing):
         "What is refused changes nothing"
         m = self.pick()
         shape, dtype = (*m.shape, 7), 'int64' if m.dtype != np.int64 else 'int32'
-        line, error = self.choose([(f'{m.tensor}.assign(Tensor.zeros({shape}, dtype=dtypes.{m.dtype}, device={self.device!r}))', 'ValueError'),
-                                   (f'{m.tensor}.assign(Tensor.zeros({m.shape}, dtype=dtypes.{dtype}, device={self.device!r}))', 'TypeError'),
-                                   (f'{m.tensor}[{", ".join("0" * (len(m.shape) + 1))}] = 1', 'IndexError')])
+        home = self.home(m)
+        wrong = [(f'{m.tensor}.assign(Tensor.zeros({shape}, dtype=dtypes.{m.dtype}, device={home!r}))', 'ValueError'),
+                 (f'{m.tensor}.assign(Tensor.zeros({m.shape}, dtype=dtypes.{dtype}, device={home!r}))', 'TypeError'),
+                 (f'{m.tensor}[{", ".join("0" * (len(m.shape) + 1))}] = 1', 'IndexError')]
+        if self.count > 1: wrong += self.apart(m)
+        line, error = self.choose(wrong)
         if not (0 in m.shape and error == 'IndexError'): self.refused(line, error)
+
+    def apart(self, m):
+        "Mistakes with devices: what is split unevenly, and what is somewhere else"
+        o = self.pick(lambda o: self.home(o) != self.home(m) and o.shape == m.shape and o.dtype == m.dtype)
+        uneven = [i for i, n in enumerate(m.shape) if n % self.count]
+        wrong = [(f'{m.tensor}.shard(D, {i})', 'ValueError') for i in uneven]
+        if o is None: return wrong
+        lines = f'{m.tensor} < {o.tensor}', f'{m.tensor}.assign({o.tensor})', f'{m.tensor}[...] = {o.tensor}'
+        return [*wrong, *((line, 'RuntimeError') for line in lines)]
 
 
 class Slopes(Writing):
@@ -435,7 +495,7 @@ class Slopes(Writing):
         if c is None: return
         index = self.index(c.shape)
         part, k, v, y, l = spelled(index), self.number(1, 3), c.value, self.name(), self.name('loss')
-        self.leaf(np.float32, v[index].shape)
+        self.leaf(np.float32, v[index].shape, self.home(c))
         w = list(self.pool)[-1]
         self.do(f'{w}.requires_grad_()')
         v[index] = self.pool[w].value * np.float32(k)
@@ -469,7 +529,7 @@ class Running(Slopes):
 
     @statement
     def fail(self):
-        if self.careful(): self.do(f'with hiccup({self.number(0, 2)}): Tensor.realize({self.few()})')
+        if self.careful(): self.do(f'with hiccup({self.number(0, 2 * self.count)}): Tensor.realize({self.few()})')
 
     @statement
     def delete(self):
@@ -496,11 +556,58 @@ class Running(Slopes):
         for m in self.pool.values(): self.do(f'same({m.tensor}, {literal(m.value)})')
 
 
-@pytest.mark.parametrize('device, chunk', [(d, c) for d, n in CHUNKS.items() for c in range(n)])
-def test_M7_fuzz_programs_agree_with_numpy(device, chunk):
+class Several(Running):
+    "What only programs on several devices say"
+    @statement
+    def move(self):
+        "To other devices, or split in another way: a value, but a view where nothing moves"
+        m = self.pick()
+        word, where, stays = self.target(m)
+        self.add(m.view(None, m.at) if stays else Model.fresh(None, m.value), f'{m.tensor}.{word}({where})')
+
+    def target(self, m):
+        "How to move a tensor: a word, its arguments, and whether it is there already"
+        moves = [('to', repr(d), d) for d in self.devices] + [('to', 'D', None)]
+        moves += [('shard', f'D, {i}', Sharding(self.devices, i)) for i in (*self.even(m.shape), None)]
+        word, where, place = self.choose(moves)
+        there = self.home(m) == self.devices if place is None else self.names[m.tensor].place == place
+        return word, where, there
+
+    @statement
+    def relocate(self):
+        "In place: what shows all of its memory takes its views along, another view leaves"
+        m = self.pick()
+        word, where, stays = self.target(m)
+        ours = self.names[m.tensor]
+        if ours.chain and not stays:
+            left = Model.fresh(m.tensor, m.value)
+            for name in list(self.pool):
+                if self.names[name] is ours: self.pool[name] = Model(name, left.memory, left.at, left.dtype)
+        self.do(f'{m.tensor}.{word}_({where})')
+
+    @statement
+    def dot(self):
+        "A product of matrices, split in any two ways"
+        m = self.pick(lambda m: len(m.shape) == 2 and m.dtype in ('int32', 'float32') and exact(m.value))
+        if m is None: return
+        o = self.near(m, lambda o: o.dtype == m.dtype and len(o.shape) == 2 and o.shape[0] == m.shape[1] and exact(o.value))
+        if o is not None: self.value(m.value @ o.value, f'{m.tensor} @ {o.tensor}')
+
+
+def check_programs(device, count, chunk):
+    "None; programs with this seed are right on so many devices"
     if device not in Device.available(): pytest.skip(f'{device} does not work here')
-    kind = type('On' + device, (Running,), dict(device=device))
+    kind = type(f'On{count}{device}', (Several if count > 1 else Running,), dict(device=device, count=count))
     rules = settings(max_examples=PROGRAMS, stateful_step_count=25, deadline=None, database=None,
                      phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
                      suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(seed(SEED + chunk)(kind), settings=rules)
+
+
+@pytest.mark.parametrize('device, chunk', [(d, c) for d, n in CHUNKS.items() for c in range(n)])
+def test_M7_fuzz_programs_agree_with_numpy(device, chunk): check_programs(device, 1, chunk)
+
+
+@pytest.mark.parametrize('device, count, chunk', [(*k, c) for k, n in SEVERAL.items() for c in range(n)])
+def test_J6_fuzz_programs_on_several_devices_agree_with_numpy(device, count, chunk):
+    check_programs(device, count, chunk)

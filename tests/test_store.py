@@ -446,12 +446,12 @@ for _ in range(400):
     assert found is None or found == k * 300
     if found is None: s.put(k * 300, k, k + b' too')
     if rng.random() < 0.02: trim(s.folder(), 0)
-print(sum(p.lstat().st_size for p in {p.stat().st_ino: p for p in s.folder().iterdir()}.values()))
 '''
     started = [child(code.replace('SEED', str(n)), home=home) for n in range(4)]
     for p in started:
         out, err = p.communicate(timeout=120)
         assert p.returncode == 0 and not err, err
+    assert not [p for p in (home / 'tinysched' / 'busy').iterdir() if p.name.startswith(PART)]   # all that was begun is whole
 
 
 def test_C3_threads_at_once(disk):

@@ -112,7 +112,7 @@ def test_E11_a_slice_fits_for_every_value_of_its_variable(free):
     n = Variable('n', 1, 20)
     n = n if free else n.bind(3)
     for cut in (lambda: x[:n], lambda: x[n:n + 1], lambda: x[:n * 3], lambda: x.reshape(32)[n * 4:n * 4 + 4]):
-        with pytest.raises((ValueError, IndexError), match='for all values of variables|wanted'): cut()
+        with pytest.raises((ValueError, IndexError), match='wanted.* Try smaller bounds'): cut()
 
 
 # ---------------------------------------------------------------- attention, gradients, several bindings

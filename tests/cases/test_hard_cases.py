@@ -2,13 +2,14 @@
 
 Each is named after its number in the list the project started from, and says where it was met and what the peer,
 tinygrad 0.14.0, does with it. Every expected value is computed by NumPy with ordinary eager, in-place semantics.
-Several devices have cases of their own, which come with their chapter.
 """
 import os, subprocess, sys, tempfile
 import numpy as np
 import pytest
 import tinysched as lib
-from tinysched import Tensor
+from tinysched import Device, Tensor
+
+DEVS = tuple(f"{Device.DEFAULT}:{i}" for i in range(4))
 
 # ---------------------------------------------------------------- helpers
 
@@ -287,6 +288,38 @@ def test_case_E05_ring_of_frames_through_the_jit(n):
   for i in range(7):
     b = f(b, buf(np.full(n // 2, i + 1), "int32")); ref = np.concatenate([ref[n // 2:], np.full(n // 2, i + 1, np.int32)])
     same(b, ref)
+
+# ---------------------------------------------------------------- F: several devices
+
+@case("F01", "multi", "tinygrad test_multitensor; issue 14471")
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_case_F01_reductions_over_and_beside_the_split_axis(n, axis):
+  r = f32(12, 24); x = buf(r).shard(DEVS[:n], axis)
+  for ax in (0, 1, None): same((x + 1).sum(ax), (r + 1).sum(ax), rtol=1e-4, atol=1e-4)
+  same(x.max(0), r.max(0)); same((x * 2).sum(0).to(DEVS[0]), (r * 2).sum(0), rtol=1e-4, atol=1e-4)
+
+@case("F03", "multi", "tinygrad TestMultiSetitem")
+@pytest.mark.parametrize("sl", [slice(1, 2), slice(2, 6), slice(None), slice(13, 16)])
+def test_case_F03_write_across_shard_borders(sl):
+  r = np.arange(16, dtype=np.float32); ref = r.copy(); ref[sl] = 99
+  x = buf(r).shard(DEVS[:4], 0); x[sl] = 99.0
+  same(x, ref)
+  def realized():
+    y = buf(r).shard(DEVS[:4], 0).realize(); y[sl] = 99.0
+    return y
+  right_or_refused(realized, ref)
+
+@case("F05", "multi", "tinygrad test_multitensor matmul")
+@pytest.mark.parametrize("ax,aw", [(0, None), (1, 0), (None, 1), (0, 0), (1, 1)])
+def test_case_F05_matmul_with_every_split(ax, aw):
+  a, b = f32(8, 8), f32(8, 8, seed=1)
+  same((buf(a).shard(DEVS[:2], ax) @ buf(b).shard(DEVS[:2], aw)), a @ b, rtol=1e-4, atol=1e-5)
+
+@case("F08", "multi", "tinygrad test_shard_not_multiple")
+def test_case_F08_uneven_split_is_right_or_refused():
+  r = f32(7, 3)
+  right_or_refused(lambda: buf(r).shard(DEVS[:2], 0).sum(0), r.sum(0))
 
 # ---------------------------------------------------------------- G: JIT capture and replay
 

@@ -24,7 +24,7 @@ from ..helpers import Context, GlobalCounters, cache_dir
 from ..ir.draw import Page, dag, fold, graph, rewrites, tag
 from ..ir.uop import UOp
 from ..ir.vocabulary import GroupOp, Ops
-from ..runtime.device import buffer_of
+from ..runtime.device import pieces_of
 from ..runtime.realize import run_linear
 from ..schedule.callify import Limits, Placed
 from ..schedule.pipeline import Stage, schedule, watching
@@ -135,7 +135,7 @@ def run(placed: Placed, linear: UOp) -> Run:
     run_linear(linear)
     kernels, ops, moved = (b - a for a, b in zip(before, count()))
     made = dict.fromkeys(effect.storage for effect in placed.sink.src)
-    return Run(kernels, ops, moved, [buffer_of(b).numpy() for b in made])
+    return Run(kernels, ops, moved, [piece.numpy() for b in made for piece in pieces_of(b)])
 
 # %% ../../nbs/frontend/46_explain.ipynb #c47
 class Flipped(NamedTuple):

@@ -15,9 +15,8 @@ __all__ = ['Rule', 'RULES', 'EFFECTS', 'origins', 'STATES', 'of_where', 'of_maxi
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
-from ..helpers import argsort
+from ..helpers import WeakTable, argsort
 from ..ir.dtype import dtypes
 from ..ir.movement import room, window
 from ..ir.pattern import SCOPES
@@ -28,7 +27,7 @@ from ..schedule.callify import (access, buffer_args, in_scope, is_write, numbere
                                         outcomes, parameter, slot_of)
 from ..schedule.prepare import states_left, takes_memory
 from . import state
-from .tensor import Tensor, extensions, live_tensors, marks, seen
+from .tensor import Tensor, extensions, live_tensors, marks, one_place, seen
 
 # %% ../../nbs/frontend/42_gradient.ipynb #c13
 Rule = Callable[[UOp, UOp, int], Any]   # (node, its gradient, i) -> gradient of source i
@@ -357,7 +356,7 @@ class Origin(NamedTuple):
     value: UOp | None = None
     reads: frozenset = frozenset()
 
-origins: WeakKeyDictionary = WeakKeyDictionary()   # BUFFER -> Origin
+origins: WeakTable[UOp, Origin] = WeakTable()   # of a BUFFER
 
 def homes() -> set[UOp]:
     "Storage of the marked tensors"
@@ -391,7 +390,7 @@ def settled(u: UOp, became: dict) -> Origin:
 # %% ../../nbs/frontend/42_gradient.ipynb #c126
 def give_up(written: set[UOp]) -> None:
     "None; origins that read overwritten storage are gone"
-    for b, origin in list(origins.items()):
+    for b, origin in origins.items():
         if b in written: del origins[b]
         elif origin.reads & written: origins[b] = Origin()
 
@@ -453,13 +452,14 @@ class Question:
 
     def answer(self, g: UOp, t: Tensor) -> Tensor:
         "A gradient as a tensor"
-        return Tensor._value(g.substitute(self.stored) if self.stored else g, t.place)
+        return Tensor._value(g.substitute(self.stored) if self.stored else g, t.place).shard_like(t)
 
 # %% ../../nbs/frontend/42_gradient.ipynb #c143
 def weight(gradient: Any, result: Tensor) -> UOp | None:
     "The given gradient as a graph"
     if gradient is None: return None
     if not isinstance(gradient, Tensor): gradient = Tensor(gradient, device=result.device)
+    one_place('gradient', (result, gradient))
     return gradient.uop
 
 def gradient(result: Tensor, *targets: Tensor, gradient: Any = None) -> list[Tensor]:

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['PLAIN', 'Binds', 'Before', 'LARGEST', 'MOST', 'leaves', 'named_leaves', 'Same', 'frozen', 'stand_in', 'unbound',
            'give_storage', 'owned', 'check_once', 'Arguments', 'settings', 'layout', 'take_arguments', 'check_kinds',
-           'tensors_in', 'check_result', 'rebuilt', 'recording', 'complete', 'Capture', 'check_capture', 'capture',
-           'arguments_of', 'written_by', 'below', 'Roles', 'roles', 'exchanged', 'template', 'Borrowed', 'borrowed',
-           'lent', 'has_free', 'Prepared', 'swapped', 'Blank', 'Recipe', 'Results', 'counted', 'moving', 'changed',
-           'unchanged', 'closed_over', 'named_by', 'spread', 'pruned', 'Preparing', 'chosen', 'Plan', 'overwritten',
-           'check_alias', 'bound_now', 'launch', 'replay', 'too_many', 'Captures', 'Stages', 'Jit', 'jit_of', 'TinyJit']
+           'tensors_in', 'check_result', 'rebuilt', 'recording', 'states', 'changed', 'complete', 'Capture',
+           'check_capture', 'capture', 'arguments_of', 'written_by', 'below', 'Roles', 'roles', 'exchanged', 'template',
+           'Borrowed', 'borrowed', 'lent', 'has_free', 'Prepared', 'swapped', 'Blank', 'Recipe', 'Results', 'counted',
+           'moving', 'unchanged', 'closed_over', 'named_by', 'spread', 'pruned', 'Preparing', 'chosen', 'Plan',
+           'overwritten', 'check_alias', 'bound_now', 'launch', 'replay', 'too_many', 'Captures', 'Stages', 'Jit',
+           'jit_of', 'TinyJit']
 
 # %% ../../nbs/frontend/44_jit.ipynb #c2
 import copy
@@ -18,20 +19,22 @@ from contextlib import contextmanager
 from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import ref
 
 import numpy as np
 
-from ..helpers import DEBUG, dedup
+from ..helpers import DEBUG, WeakTable, dedup, flatten
 from ..ir.dtype import dtypes
+from ..ir.spec import members, state_of
 from ..ir.uop import BODIES, UOp, slots
 from ..ir.vocabulary import Ops
-from ..runtime.device import Buffer, Device, buffer_of, buffers
+from ..runtime.device import Buffer, Device, pieces, pieces_of
 from ..runtime.realize import (JitError, Step, allocate, capturing, check_promises,
-                                       compiled, is_variable, launch_of, run_launches, steps_of,
-                                       touch)
+                                       compiled, is_variable, launch_of, order_of, rest_of,
+                                       run_launches, steps_of, touch)
 from ..schedule.callify import in_scope, is_disk
 from ..schedule.memory import memory_plan_rewrite
+from ..schedule.multi import part_of_storage
 from ..schedule.pipeline import resolve_linear_call
 from .gradient import give_up
 from .state import (Cell, atomic, finish, lazy, limits_of, live, make_way,
@@ -113,7 +116,7 @@ class Arguments(NamedTuple):
     "The arguments of one call"
     tensors: dict[str, Tensor]
     binds: Binds
-    kinds: dict[str, tuple]   # shape, dtype and device of each tensor
+    kinds: dict[str, tuple]   # shape, dtype and place of each tensor
     key: tuple                # what must be equal for a capture to fit
 
 # %% ../../nbs/frontend/44_jit.ipynb #c38
@@ -133,7 +136,7 @@ def take_arguments(args: tuple, kwargs: dict) -> Arguments:
     tensors = {path: x for path, x in found.items() if isinstance(x, Tensor)}
     check_once(tensors)
     give_storage([t.cell for t in tensors.values()])
-    kinds = {path: (unbound(t.shape, binds), t.dtype, t.device) for path, t in tensors.items()}
+    kinds = {path: (unbound(t.shape, binds), t.dtype, t.place) for path, t in tensors.items()}
     rest = [(path, layout(x, binds) if isinstance(x, Tensor) else
              unbound(x, binds) if isinstance(x, UOp) else frozen(x)) for path, x in found.items()]
     return Arguments(tensors, binds, kinds, (*rest, ('', settings())))
@@ -180,7 +183,7 @@ def rebuilt(x: Any, new: Callable) -> Any:
 
 # %% ../../nbs/frontend/44_jit.ipynb #c57
 @contextmanager
-def recording(calls: list[UOp], cells: WeakSet[Cell]) -> Iterator[None]:
+def recording(calls: list[UOp], cells: set[int]) -> Iterator[None]:
     "A block whose schedules go to `calls`; they are owed when it ends, however it ends"
     capturing.take, watching.cells = calls.extend, cells
     try: yield
@@ -189,28 +192,39 @@ def recording(calls: list[UOp], cells: WeakSet[Cell]) -> Iterator[None]:
         owe(calls)
 
 # %% ../../nbs/frontend/44_jit.ipynb #c62
-Before = WeakKeyDictionary[Cell, UOp]   # states before a call
+Before = dict[int, tuple[ref[Cell], UOp]]   # cells by number, and their states before a call
 
-def complete(before: Before, read: Collection[Cell], results: Iterable[Tensor]) -> None:
-    "None; nothing that the function changed, made or read waits to be computed"
-    changed = {c for c in live() if c.state is not before.get(c)}
-    late = [c for c in live() if lazy(c.state)
-            and (c in changed or (c in read and c.state.device is not None))]
-    for c in late:
-        if c in before and c in changed: own(c)
-    realize([*late, *(t.cell for t in results)])
+def states(cells: Iterable[Cell]) -> Before:
+    "What cells are now; they may go"
+    return {c.number: (ref(c), c.state) for c in cells}
+
+def changed(before: Before) -> list[Cell]:
+    "Cells with another state now"
+    return [c for cell, state in before.values()
+            if (c := cell()) is not None and c.state is not state]
 
 # %% ../../nbs/frontend/44_jit.ipynb #c65
+def complete(before: Before, read: Collection[int], results: Iterable[Tensor]) -> None:
+    "None; nothing that the function changed, made or read waits to be computed"
+    made = [c for c in live() if c.number not in before]
+    other = {*made, *changed(before)}
+    late = [c for c in live() if lazy(c.state)
+            and (c in other or (c.number in read and c.state.device is not None))]
+    for c in late:
+        if c in other and c.number in before: own(c)
+    realize([*late, *(t.cell for t in results)])
+
+# %% ../../nbs/frontend/44_jit.ipynb #c68
 class Capture(NamedTuple):
     "What one call of a function did"
     result: Any
     calls: list[UOp]
-    read: WeakSet[Cell]
+    read: set[int]  # numbers of cells
     before: Before
     first: int      # slots of storage that it made are larger
     drawn: int      # random tensors made before it
 
-# %% ../../nbs/frontend/44_jit.ipynb #c67
+# %% ../../nbs/frontend/44_jit.ipynb #c70
 def check_capture(seen: Capture, seeded: int) -> None:
     "None; JitError where a call cannot be repeated"
     check_result(seen.result)
@@ -218,11 +232,11 @@ def check_capture(seen: Capture, seeded: int) -> None:
     if Generator.seeded != seeded: raise JitError(
         'manual_seed in a jitted function would happen in this call only; call it outside')
 
-# %% ../../nbs/frontend/44_jit.ipynb #c70
+# %% ../../nbs/frontend/44_jit.ipynb #c73
 def capture(f: Callable[[], Any]) -> Capture:
     "What a call did; it has run"
-    before, seeded = WeakKeyDictionary({c: c.state for c in live()}), Generator.seeded
-    seen = Capture(None, [], WeakSet(), before, next(slots), Generator.made)
+    before, seeded = states(live()), Generator.seeded
+    seen = Capture(None, [], set(), before, next(slots), Generator.made)
     with recording(seen.calls, seen.read):
         seen = seen._replace(result=f())
         complete(before, seen.read, tensors_in(seen.result))
@@ -231,21 +245,22 @@ def capture(f: Callable[[], Any]) -> Capture:
     if DEBUG >= 1: print(f'jit captured {len(seen.calls)} kernels and copies')
     return seen
 
-# %% ../../nbs/frontend/44_jit.ipynb #c73
-def arguments_of(call: UOp) -> list[UOp]:
-    "Storage that a call names, by slot"
-    return [a.storage for a in call.src[1:] if not is_variable(a)]
+# %% ../../nbs/frontend/44_jit.ipynb #c76
+def arguments_of(call: UOp) -> list[list[UOp]]:
+    "Storage that a call names, by slot; of an argument joined from several devices, of each piece"
+    return [[m.storage for m in members(state_of(a))] for a in call.src[1:] if not is_variable(a)]
 
 def written_by(calls: Iterable[UOp]) -> dict[UOp, None]:
     "Storage that the calls write"
-    return {arguments_of(c)[slot]: None for c in calls for slot in sorted(touch(c.src[0]).writes)}
+    slots = ((arguments_of(c), sorted(touch(c.src[0]).writes)) for c in calls)
+    return dict.fromkeys(flatten(args[slot] for args, writes in slots for slot in writes))
 
-# %% ../../nbs/frontend/44_jit.ipynb #c75
+# %% ../../nbs/frontend/44_jit.ipynb #c78
 def below(cells: Iterable[Cell]) -> set[UOp]:
     "Storage that the cells' states mention"
     return {u for u in in_scope(UOp.sink(*(c.state for c in cells))) if u.op is Ops.BUFFER}
 
-# %% ../../nbs/frontend/44_jit.ipynb #c78
+# %% ../../nbs/frontend/44_jit.ipynb #c81
 class Roles(NamedTuple):
     "What becomes of the storage that was captured"
     inputs: list[UOp]
@@ -253,7 +268,7 @@ class Roles(NamedTuple):
     temporary: list[UOp]
     written: list[UOp]   # state
 
-# %% ../../nbs/frontend/44_jit.ipynb #c80
+# %% ../../nbs/frontend/44_jit.ipynb #c83
 def roles(seen: Capture, calls: Sequence[UOp], inputs: list[UOp], outs: Collection[Cell]) -> Roles:
     "Who is who; `outs` are the cells of results that the call made (K7)"
     wrote, held = written_by(calls), below(c for c in live() if c not in outs)
@@ -263,22 +278,22 @@ def roles(seen: Capture, calls: Sequence[UOp], inputs: list[UOp], outs: Collecti
     state = [b for b in wrote if b not in mine and b not in inputs]
     return Roles(inputs, fresh, [b for b in mine if b not in fresh], state)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c85
+# %% ../../nbs/frontend/44_jit.ipynb #c88
 def exchanged(linear: UOp, changes: dict[UOp, UOp]) -> UOp:
     "The LINEAR over other arguments"
     return linear.substitute(changes, lambda u: u.op not in BODIES or u is linear)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c87
+# %% ../../nbs/frontend/44_jit.ipynb #c90
 def template(calls: Sequence[UOp], role: Roles, binds: Binds) -> UOp:
     "LINEAR over PARAMs for inputs and results, temporaries planned (K7)"
     changes = {b: UOp.param(i, b.dtype, b.shape, b.device)
                for i, b in enumerate((*role.inputs, *role.fresh))}
-    changes |= {b: UOp.alloc(b.device, b.shape, b.dtype) for b in role.temporary}
+    changes |= {b: part_of_storage(UOp.alloc(b.device, b.shape, b.dtype)) for b in role.temporary}
     linear = exchanged(UOp(Ops.LINEAR, dtypes.void, tuple(calls)), changes | binds)
-    block = limits_of(UOp.sink(*dedup(a for c in calls for a in arguments_of(c)))).block
+    block = limits_of(UOp.sink(*dedup(a for c in calls for a in flatten(arguments_of(c))))).block
     return memory_plan_rewrite(linear, block=block)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c93
+# %% ../../nbs/frontend/44_jit.ipynb #c96
 class Borrowed(Buffer):
     "A buffer that has the memory of another one for a while"
     __slots__ = ()
@@ -292,29 +307,30 @@ class Borrowed(Buffer):
         "None; the memory belongs to another one"
         self.memory = None
 
-# %% ../../nbs/frontend/44_jit.ipynb #c96
+# %% ../../nbs/frontend/44_jit.ipynb #c99
 def borrowed(u: UOp) -> UOp:
     "A BUFFER node like this one, without memory of its own"
-    new, size = UOp.buffer(u.device, u.shape, u.dtype), buffer_of(u).size
-    buffers[new] = Borrowed(buffer_of(u).device, size, u.dtype)
+    new = UOp.buffer(u.device, u.shape, u.dtype)
+    pieces[new] = tuple(Borrowed(b.device, b.size, u.dtype) for b in pieces_of(u))
     return new
 
-# %% ../../nbs/frontend/44_jit.ipynb #c98
+# %% ../../nbs/frontend/44_jit.ipynb #c101
 @contextmanager
 def lent(places: Iterable[UOp], actual: Iterable[UOp]) -> Iterator[None]:
     "A block in which borrowed buffers are the actual ones"
-    pairs = [(buffers[p], buffer_of(u).ensure_allocated()) for p, u in zip(places, actual)]
-    for p, b in pairs: p.borrow(b)   # type: ignore[attr-defined]
+    pairs: Any = [(p, b.ensure_allocated()) for place, u in zip(places, actual)
+                  for p, b in zip(pieces_of(place), pieces_of(u))]
+    for p, b in pairs: p.borrow(b)
     try: yield
     finally:
-        for p, b in pairs: p.give_back(b)   # type: ignore[attr-defined]
+        for p, b in pairs: p.give_back(b)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c101
+# %% ../../nbs/frontend/44_jit.ipynb #c104
 def has_free(s: Step) -> bool:
     "Whether a step waits for values of variables"
     return any(a.op is Ops.PARAM for a in s.call.src[1:])
 
-# %% ../../nbs/frontend/44_jit.ipynb #c103
+# %% ../../nbs/frontend/44_jit.ipynb #c106
 class Prepared:
     "A LINEAR with everything looked up: to run it is to launch its kernels"
     def __init__(self, linear: UOp):
@@ -323,22 +339,23 @@ class Prepared:
         self.launches = [None if has_free(s) else launch_of(s, p, {})
                          for s, p in zip(self.steps, self.programs)]
         self.roots: list[Buffer] = dedup(b.base for s in self.steps for b in s.buffers)
+        self.order = order_of(self.steps)
 
-    def run(self, values: dict[str, int], ran: list[UOp]) -> None:
-        "None; all calls have run, and are in `ran`"
+    def run(self, values: dict[str, int], ran: set[int]) -> None:
+        "None; all calls have run, and their numbers are in `ran`"
         if any(b.writers for b in self.roots): check_promises(self.steps)
         if any(b.memory is None for b in self.roots): allocate(self.steps)
         run_launches([x or launch_of(s, p, values) for x, s, p
-                      in zip(self.launches, self.steps, self.programs)], ran)
+                      in zip(self.launches, self.steps, self.programs)], ran, self.order)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c106
+# %% ../../nbs/frontend/44_jit.ipynb #c109
 def swapped(x: Any, swap: dict[UOp, UOp]) -> Any:
     "The same with other storage and variables"
     if isinstance(x, tuple): return tuple(swapped(y, swap) for y in x)
     if not isinstance(x, UOp): return x
     return swap[x] if x in swap else x.substitute(swap)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c108
+# %% ../../nbs/frontend/44_jit.ipynb #c111
 class Blank(NamedTuple):
     "A cell to be, over storage to be"
     state: UOp
@@ -351,7 +368,7 @@ class Blank(NamedTuple):
         new.owned = None if self.owned is None else swap.get(self.owned)
         return new
 
-# %% ../../nbs/frontend/44_jit.ipynb #c111
+# %% ../../nbs/frontend/44_jit.ipynb #c114
 class Recipe:
     "How a returned Tensor is made in a later call"
     __slots__ = ('kind', 'cell', 'chain', 'requires_grad')
@@ -367,7 +384,7 @@ class Recipe:
         new.requires_grad = self.requires_grad
         return new
 
-# %% ../../nbs/frontend/44_jit.ipynb #c114
+# %% ../../nbs/frontend/44_jit.ipynb #c117
 class Results:
     "What a function returned, as recipes for later calls"
     def __init__(self, result: Any, inputs: list[Cell], outs: list[Cell], swap: dict[UOp, UOp]):
@@ -381,7 +398,7 @@ class Results:
         cells = inputs + [b.cell(swap) for b in self.blanks]
         return rebuilt(self.tree, lambda recipe: recipe.tensor(cells, swap))
 
-# %% ../../nbs/frontend/44_jit.ipynb #c117
+# %% ../../nbs/frontend/44_jit.ipynb #c120
 LARGEST = 2**31   # random seeds and counters are below
 
 def counted(later: int) -> int:
@@ -399,41 +416,36 @@ def moving(calls: Iterable[UOp], drawn: int) -> dict[UOp, Callable[[], int]]:
             found[b] = lambda: Generator.seed % LARGEST
     return found
 
-# %% ../../nbs/frontend/44_jit.ipynb #c120
-def changed(before: Before) -> list[Cell]:
-    "Cells with another state now"
-    return [c for c, state in before.items() if c.state is not state]
-
-# %% ../../nbs/frontend/44_jit.ipynb #c122
+# %% ../../nbs/frontend/44_jit.ipynb #c123
 def unchanged(before: Before) -> bool:
     "Whether all have their states again, once pending writes have run"
     late = changed(before)
     if late: realize([c for c in late if c.owned is not None])
     return not late or not changed(before)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c124
+# %% ../../nbs/frontend/44_jit.ipynb #c125
 def closed_over(seen: Capture, inputs: Collection[Cell], written: Collection[UOp]) -> Before:
     "States of what the function read or writes, besides its arguments"
-    read = {c for c in seen.read if c in seen.before and c not in inputs}
-    return WeakKeyDictionary({c: c.state for c in live() if c in read or c.owned in written})
+    read = seen.read & seen.before.keys() - {c.number for c in inputs}
+    return states(c for c in live() if c.number in read or c.owned in written)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c127
+# %% ../../nbs/frontend/44_jit.ipynb #c128
 def named_by(call: UOp) -> list[UOp]:
     "Storage and variables that a call names"
-    return [a if is_variable(a) else a.storage for a in call.src[1:]]
+    return [a for a in call.src[1:] if is_variable(a)] + flatten(arguments_of(call))
 
 def spread(calls: Iterable[UOp], varying: set[UOp]) -> set[UOp]:
     "What varies, and what is written by calls that touch it"
     touching = (c for c in calls if not varying.isdisjoint(named_by(c)))
     return varying | set(written_by(touching))
 
-# %% ../../nbs/frontend/44_jit.ipynb #c129
+# %% ../../nbs/frontend/44_jit.ipynb #c130
 def pruned(calls: list[UOp], varying: set[UOp]) -> list[UOp]:
     "Calls that touch something that varies"
     while len(more := spread(calls, varying)) > len(varying): varying = more
     return [c for c in calls if not varying.isdisjoint(named_by(c))]
 
-# %% ../../nbs/frontend/44_jit.ipynb #c132
+# %% ../../nbs/frontend/44_jit.ipynb #c133
 class Preparing:
     "The kernels of a captured call, ready to be launched over other storage"
     def prepare(self, calls: list[UOp], role: Roles, binds: Binds) -> None:
@@ -443,9 +455,9 @@ class Preparing:
         self.overwrites = [i for i, u in enumerate(role.inputs) if u in wrote]
         self.linear = resolve_linear_call(template(calls, role, binds), self.places)
         self.prepared = Prepared(self.linear)
-        self.uses = {u for c in self.linear.src for u in arguments_of(c)}
+        self.uses = {u for c in self.linear.src for u in flatten(arguments_of(c))}
 
-# %% ../../nbs/frontend/44_jit.ipynb #c134
+# %% ../../nbs/frontend/44_jit.ipynb #c135
 def chosen(seen: Capture, inputs: list[UOp], outs: list[Cell], binds: Binds,
            prune: bool) -> tuple[list[UOp], Roles]:
     "The calls that later calls repeat, and the roles of their storage"
@@ -454,12 +466,12 @@ def chosen(seen: Capture, inputs: list[UOp], outs: list[Cell], binds: Binds,
     calls = pruned(seen.calls, {*inputs, *binds, *role.written})
     return calls, roles(seen, calls, inputs, outs)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c137
+# %% ../../nbs/frontend/44_jit.ipynb #c138
 class Plan(Preparing):
     "One call of a function, ready to be repeated"
     def __init__(self, seen: Capture, call: Arguments, prune: bool = False):
         inputs = {t.cell: owned(t) for t in call.tensors.values()}
-        outs = dedup(t.cell for t in tensors_in(seen.result) if t.cell not in seen.before)
+        outs = dedup(t.cell for t in tensors_in(seen.result) if t.cell.number not in seen.before)
         self.moving, self.draws = moving(seen.calls, seen.drawn), Generator.made - seen.drawn
         binds = call.binds | {b: stand_in(b, i)
                               for i, b in enumerate(self.moving, len(call.binds))}
@@ -470,13 +482,13 @@ class Plan(Preparing):
         self.clean = not changed(seen.before)
         self.watch = closed_over(seen, inputs, role.written)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c140
+# %% ../../nbs/frontend/44_jit.ipynb #c141
 def overwritten(plan: Plan, call: Arguments) -> set[UOp]:
     "Buffers that a call writes and somebody may refer to"
     given = [owned(t) for t in call.tensors.values()]
     return {*plan.written, *(given[i] for i in plan.overwrites)}
 
-# %% ../../nbs/frontend/44_jit.ipynb #c142
+# %% ../../nbs/frontend/44_jit.ipynb #c143
 def check_alias(plan: Plan, call: Arguments) -> None:
     "None; JitError where an argument is storage that the function uses besides"
     wrote = overwritten(plan, call)
@@ -485,26 +497,25 @@ def check_alias(plan: Plan, call: Arguments) -> None:
             f'argument {path} is storage that the function uses besides, and it is written: '
             'another program than the captured one. Try .clone()')
 
-# %% ../../nbs/frontend/44_jit.ipynb #c145
+# %% ../../nbs/frontend/44_jit.ipynb #c146
 def bound_now(plan: Plan, binds: Iterable[UOp]) -> dict[UOp, UOp]:
     "The plan's free variables, bound for this call; random numbers move on (M11)"
     now = [*binds, *(b.src[0].bind(number()) for b, number in plan.moving.items())]
     Generator.made += plan.draws
     return dict(zip(plan.free, now))
 
-# %% ../../nbs/frontend/44_jit.ipynb #c147
+# %% ../../nbs/frontend/44_jit.ipynb #c148
 def launch(plan: Plan, swap: dict[UOp, UOp]) -> None:
     "None; all kernels have run over the buffers of this call, or what has not is owed"
-    ran: list[UOp] = []
+    ran: set[int] = set()
     values = {v.arg.name: swap[v].src[1].arg for v in plan.free}
     try:
         with lent(plan.places, [swap[p] for p in plan.places]): plan.prepared.run(values, ran)
     except BaseException:
-        rest = plan.linear.replace(src=plan.linear.src[len(ran):])
-        if ran: owe(exchanged(rest, swap).src)
+        if ran: owe(exchanged(rest_of(plan.linear, ran), swap).src)
         raise
 
-# %% ../../nbs/frontend/44_jit.ipynb #c150
+# %% ../../nbs/frontend/44_jit.ipynb #c151
 def replay(plan: Plan, call: Arguments) -> Any:
     "What the function returns, from the captured kernels"
     check_alias(plan, call)
@@ -516,7 +527,7 @@ def replay(plan: Plan, call: Arguments) -> Any:
     launch(plan, swap)
     return plan.results.make([t.cell for t in call.tensors.values()], swap)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c153
+# %% ../../nbs/frontend/44_jit.ipynb #c154
 MOST = 16   # captures of one function
 
 def too_many(key: tuple, known: Sequence[tuple]) -> JitError:
@@ -527,14 +538,14 @@ def too_many(key: tuple, known: Sequence[tuple]) -> JitError:
     return JitError(f'{len(known)} captures, and {what} had {values[path]} values, each of which '
                     'needs one. Try a Tensor, a bound Variable, or .contiguous() for a moving view')
 
-# %% ../../nbs/frontend/44_jit.ipynb #c156
+# %% ../../nbs/frontend/44_jit.ipynb #c157
 class Captures:
     "A function and its captures"
     def __init__(self, f: Callable, prune: bool = False, skip: int = 0):
         if not callable(f): raise TypeError(f'TinyJit: got {f!r}; wanted a function')
         update_wrapper(self, f)   # type: ignore[arg-type]
         self.f, self.prune, self.skip = f, prune, skip   # `skip` arguments that are no guard
-        self.objects: dict[int, tuple[ref, Any]] = {}    # of a method: jits by object
+        self.objects: WeakTable[Any, Any] = WeakTable()   # of a method: jits by object
         self.reset()
 
     def reset(self) -> None:
@@ -547,7 +558,7 @@ class Captures:
         "The latest capture"
         return next((p for p in reversed(self.plans.values()) if p), None)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c159
+# %% ../../nbs/frontend/44_jit.ipynb #c160
 class Stages(Captures):
     "What happens in a first, a second and a later call"
     def first(self, call: Arguments, run: Callable) -> Any:
@@ -565,7 +576,7 @@ class Stages(Captures):
         self.plans[call.key] = Plan(seen, call, self.prune)
         return seen.result
 
-# %% ../../nbs/frontend/44_jit.ipynb #c162
+# %% ../../nbs/frontend/44_jit.ipynb #c163
 class Jit(Stages):
     "A function that is captured in its second call and replayed from then on"
     @atomic
@@ -582,16 +593,13 @@ class Jit(Stages):
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else MethodType(jit_of(self, obj), obj)
 
-# %% ../../nbs/frontend/44_jit.ipynb #c165
+# %% ../../nbs/frontend/44_jit.ipynb #c166
 def jit_of(jit: Jit, obj: Any) -> Jit:
     "The jit of one object, forgotten with it"
-    key, table = id(obj), jit.objects
-    if key not in table:
-        gone = ref(obj, lambda _: table.pop(key, None))
-        table[key] = gone, Jit(jit.f, jit.prune, skip=1)
-    return table[key][1]
+    if obj not in jit.objects: jit.objects[obj] = Jit(jit.f, jit.prune, skip=1)
+    return jit.objects[obj]
 
-# %% ../../nbs/frontend/44_jit.ipynb #c168
+# %% ../../nbs/frontend/44_jit.ipynb #c169
 def TinyJit(f: Callable | None = None, *, prune: bool = False) -> Any:
     "The function, jitted; without one, a decorator"
     return partial(TinyJit, prune=prune) if f is None else Jit(f, prune)

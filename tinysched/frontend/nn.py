@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..helpers import dedup, prod
 from ..ir.dtype import DType, dtypes, least_upper_dtype
+from .state import tracing
 from .tensor import Tensor
 from ..runtime.disk import replacing
 
@@ -205,8 +206,8 @@ def load_state_dict(model: Any, state_dict: Mapping[str, Any], strict: bool = Tr
     for name, t in loaded.items():
         x = state_dict[name]
         if verbose: print(f'{name} {t.shape}')
-        x = x.detach().to(t.device) if isinstance(x, Tensor) else Tensor(x, device=t.device)
-        t.assign(x.cast(t.dtype))
+        if not isinstance(x, Tensor): x = Tensor(x, device=t.place)
+        t.assign(x.detach().shard_like(t).cast(t.dtype))
     if consume:
         for name in loaded: del state_dict[name]   # type: ignore[attr-defined]
     if realize and loaded: Tensor.realize(*loaded.values())
@@ -357,7 +358,7 @@ def working_dtype(params: Sequence[Tensor]) -> DType:
 def like(p: Tensor) -> Tensor:
     "Zeros for a parameter, in working precision"
     dtype = working_dtype([p])
-    return Tensor.zeros(p.shape, dtype=dtype, device=p.device, requires_grad=False)
+    return Tensor.zeros(p.shape, dtype=dtype, device=p.place, requires_grad=False)
 
 # %% ../../nbs/frontend/43_nn.ipynb #c116
 class Known:
@@ -405,6 +406,9 @@ class Optimizer(Moving):
 
     def step(self) -> None:
         "None; every parameter that has a gradient has moved, all in one program"
+        if tracing: raise RuntimeError(
+            f'{type(self).__name__}: step() realizes, and the body of function '
+            f'{tracing[-1].__qualname__} has no numbers yet. Try schedule_step() in it')
         Tensor.realize(*self.schedule_step())
 
     def schedule_step(self) -> list[Tensor]:

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['handles', 'extensions', 'marks', 'constants', 'TURNS', 'DIGITS', 'seen', 'undetached', 'Handle', 'Holding', 'Valuing',
-           'Making', 'one_place', 'Computing', 'Folding', 'Moving', 'Operands', 'Refusing', 'Indices', 'check_bitcast',
-           'Types', 'Recasting', 'Detaching', 'BackwardHints', 'Files', 'Devices', 'Travelling', 'Snapshots',
-           'Measures', 'Rows', 'cells_of', 'Running', 'Planning', 'Scheduling', 'Reading', 'Numbers', 'Truth',
-           'check_stored', 'Storing', 'Writing', 'SettingItems', 'Scattering', 'Increments', 'BitIncrements',
-           'extension', 'Differentiable', 'Customising', 'Slopes', 'Marking', 'Looks', 'Printing', 'int_type',
-           'list_type', 'as_array', 'constant', 'check_shape', 'filled', 'from_array', 'graph_of', 'place_for',
-           'FromPaths', 'Creation', 'Emptying', 'Blank', 'Filling', 'ZerosAndOnes', 'Ones', 'Likes', 'MoreLikes',
-           'how_many', 'Counting', 'Spacing', 'Diagonals', 'mix', 'threefry', 'Generator', 'unit', 'double_unit',
-           'Randomness', 'RandomTensors', 'float_type', 'Uniform', 'box_muller', 'Normal', 'ranged', 'Integers',
-           'Distributions', 'Normals', 'Bounds', 'Glorot', 'Kaiming', 'KaimingNormal', 'RandomLikes', 'NormalLikes',
-           'Dropping', 'train', 'Packing', 'Tensor', 'live_tensors']
+           'carried', 'whole_on', 'Making', 'shapes_of', 'one_place', 'Computing', 'Folding', 'Moving', 'check_kept',
+           'Keeping', 'Operands', 'Refusing', 'Indices', 'check_bitcast', 'Types', 'Recasting', 'Detaching',
+           'BackwardHints', 'Files', 'Devices', 'Travelling', 'sharding_for', 'Sharing', 'Relocating', 'Moved',
+           'Snapshots', 'Measures', 'Rows', 'cells_of', 'Running', 'Planning', 'Scheduling', 'Reading', 'Numbers',
+           'Truth', 'check_stored', 'Storing', 'Writing', 'Masking', 'SettingItems', 'Scattering', 'Increments',
+           'BitIncrements', 'extension', 'Differentiable', 'Customising', 'Slopes', 'Marking', 'Looks', 'Printing',
+           'int_type', 'list_type', 'as_array', 'constant', 'check_shape', 'filled', 'from_array', 'graph_of',
+           'place_for', 'FromPaths', 'Creation', 'Emptying', 'Blank', 'Filling', 'ZerosAndOnes', 'Ones', 'Likes',
+           'MoreLikes', 'how_many', 'Counting', 'Spacing', 'Diagonals', 'mix', 'threefry', 'Generator', 'unit',
+           'double_unit', 'Randomness', 'RandomTensors', 'float_type', 'Uniform', 'box_muller', 'Normal', 'ranged',
+           'Integers', 'Distributions', 'Normals', 'Bounds', 'Glorot', 'Kaiming', 'KaimingNormal', 'RandomLikes',
+           'NormalLikes', 'Dropping', 'train', 'Packing', 'Tensor', 'live_tensors']
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c2
 import itertools
@@ -23,18 +24,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
-from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from ..helpers import prod
+from ..helpers import WeakTable, prod
 from ..ir.dtype import (DType, dtypes, from_int, from_numpy, from_py, least_upper_float,
                                 to_dtype, to_numpy)
 from ..ir.movement import room, window
 from ..ir.spec import state_of
-from ..ir.uop import UOp
+from ..ir.uop import Sharding, UOp, meeting
 from ..ir.vocabulary import (NUMBERS, Ops, Vocabulary, at_most, broadcast_shape, is_value,
-                                     same, simplest, sizes, spell_out)
+                                     resolve_axis, same, simplest, sizes, spell_out)
 from . import state
 from .state import Cell, View, atomic, view_of
 from ..runtime.device import Device, host_buffer
@@ -52,7 +52,7 @@ def undetached(view: View) -> View:
     return tuple(step for step in view if step[0] is not Ops.DETACH)
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c10
-handles: WeakSet = WeakSet()   # all that are alive
+handles: WeakTable = WeakTable()   # all that are alive
 
 class Handle:
     "A cell and a view of it"
@@ -63,7 +63,7 @@ class Handle:
     def uop(self) -> UOp:
         "The value as a graph: the view of the cell's state now"
         now = self.cell.state
-        if state.watching.cells is not None: state.watching.cells.add(self.cell)
+        if state.watching.cells is not None: state.watching.cells.add(self.cell.number)
         if not self.chain: return now
         if self._state is not now: self._state, self._uop = now, seen(now, self.chain)
         return self._uop
@@ -76,7 +76,7 @@ class Holding(Handle):
         self.cell, self.chain = cell, chain
         self._state, self._uop = (cell.state, u) if chain else (None, None)
         self.grad = self.requires_grad = None
-        handles.add(self)
+        handles[self] = None
         return self
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c15
@@ -90,6 +90,16 @@ class Valuing(Holding):
         return object.__new__(cls)._hold(cell, (), u)
 
 # %% ../../nbs/frontend/41_tensor.ipynb #c17
+def carried(place: Any, u: UOp, change: Callable[[UOp], UOp]) -> Any:
+    "The place of a value after a change that may move the split axis, or end the split (J2)"
+    if not isinstance(place, Sharding) or place.axis is None: return place
+    return change(UOp.param(0, u.dtype, u.shape, place)).device
+
+def whole_on(place: Any) -> Any:
+    "The same devices, for a value of another shape: whole on each"
+    return place._replace(axis=None) if isinstance(place, Sharding) else place
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c20
 class Making(Valuing):
     "Handles that share a cell"
     __slots__ = ()
@@ -100,30 +110,34 @@ class Making(Valuing):
         return object.__new__(type(self))._hold(self.cell, self.chain, self.uop)
 
     @property
-    def place(self) -> str | None:
-        "The device the value is bound to; None where it can be computed anywhere"
-        return self.cell.state.device or self.cell.hint
+    def place(self) -> Any:
+        "The device or Sharding the value is bound to; None where it can be computed anywhere"
+        cell = self.cell
+        return self.uop.device or carried(cell.hint, cell.state, lambda u: seen(u, self.chain))
 
     @property
-    def home(self) -> str | None:
-        "The device for tensors made like this one; None, the default, for those like a file"
+    def home(self) -> Any:
+        "The place for tensors of this shape; None, the default, for those like a file"
         return None if is_disk(self.place) else self.place
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c20
-def one_place(op: Any, operands: tuple) -> str | None:
-    "The device of the operands; RuntimeError where there are two, or where it is a file"
+# %% ../../nbs/frontend/41_tensor.ipynb #c23
+def shapes_of(operands: tuple) -> str:
+    "The shapes of the tensors among operands, for messages"
+    shapes = ' and '.join(str(t.uop.shape) for t in operands if isinstance(t, Making))
+    return f'tensors of shapes {shapes}'
+
+def one_place(op: Any, operands: tuple) -> Any:
+    "The place of the operands; RuntimeError where there is no common one, or where it is a file"
     found = None
     for t in operands:
         if not isinstance(t, Making) or (d := t.place) is None or d == found: continue
         name = getattr(op, 'name', op).lower()
         if is_disk(d): raise RuntimeError(f"{name} of a file, {d}: nothing is computed there. Try "
                                           ".to('CPU') first")
-        if found is not None: raise RuntimeError(
-            f'{name}: operands on {found} and {d}; wanted one device. Try .to({found!r})')
-        found = d
+        found = d if found is None else meeting(name, found, d, shapes_of(operands))
     return found
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c23
+# %% ../../nbs/frontend/41_tensor.ipynb #c26
 class Computing(Making, Vocabulary):
     "Hooks that make values"
     __slots__ = ()
@@ -131,38 +145,60 @@ class Computing(Making, Vocabulary):
     def shape(self) -> tuple: return self.uop.shape
     @property
     def dtype(self) -> DType: return self.uop.dtype
+    def _beside(self, name: str, *others: Any) -> None: one_place(name, (self, *others))
     def _alu(self, op: Ops, *srcs: Any) -> Self:
         with state.lock:
             us = [s.uop if isinstance(s, Making) else s for s in srcs]
             return self._value(us[0]._alu(op, *us), one_place(op, srcs))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c25
+# %% ../../nbs/frontend/41_tensor.ipynb #c28
 class Folding(Computing):
     "More hooks that make values"
     __slots__ = ()
     @atomic
     def _reduce(self, op: Ops, axes: tuple) -> Self:
         one_place(op, (self,))
-        return self._value(self.uop._reduce(op, axes), self.cell.hint)
+        place = carried(self.place, self.uop, lambda u: u._reduce(op, axes))
+        return self._value(self.uop._reduce(op, axes), place)
 
     @atomic
-    def _snapshot(self) -> Self: return self._value(self.uop, self.cell.hint)
+    def _snapshot(self) -> Self: return self._value(self.uop, self.place)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c28
+# %% ../../nbs/frontend/41_tensor.ipynb #c31
 class Moving(Folding):
     "Hooks that make aliases"
     __slots__ = ()
     def _movement(self, op: Ops, arg: tuple) -> Self:
         with state.lock:
             u = self.uop._movement(op, arg)
-            return self._value(u, self.cell.hint) if op is Ops.PAD else self._alias((op, arg), u)
+            place = carried(self.place, self.uop, lambda u: u._movement(op, arg))
+            return self._value(u, place) if op is Ops.PAD else self._alias((op, arg), u)
 
     @atomic
     def _pad_view(self, pairs: tuple) -> Self:
         return self._alias((Ops.PAD, pairs), self.uop._movement(Ops.PAD, pairs))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c30
-class Operands(Moving):
+# %% ../../nbs/frontend/41_tensor.ipynb #c33
+def check_kept(name: str, x: Moving, y: Moving) -> None:
+    "None; ValueError where items of a split value would have to change devices (J2)"
+    place = x.place
+    if not isinstance(place, Sharding) or place.axis is None or y.place.axis is not None: return
+    raise ValueError(f'{name}: axis {place.axis} of {x.shape} is split over {", ".join(place.devices)}, '
+                     f'and in {y.shape} items would be on other devices. Try .shard(devices, '
+                     'another axis) before, or .to(device)')
+
+class Keeping(Moving):
+    "Reshapes of what may be split over devices"
+    __slots__ = ()
+    @atomic
+    def reshape(self, shape: Any = (), *args: Any) -> Self:
+        "The elements in another shape; one size may be -1, and None keeps a size"
+        new = super().reshape(shape, *args)
+        check_kept('reshape', self, new)
+        return new
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c36
+class Operands(Keeping):
     "What may stand beside a handle"
     __slots__ = ()
     __array_ufunc__ = None   # so that `array + tensor` asks the tensor
@@ -173,7 +209,7 @@ class Operands(Moving):
         if not isinstance(x, UOp): return None
         return x.cast(dtypes.default_int) if x.dtype is dtypes.index else x
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c32
+# %% ../../nbs/frontend/41_tensor.ipynb #c38
 class Refusing(Operands):
     "What may not stand beside a handle"
     __slots__ = ()
@@ -184,21 +220,21 @@ class Refusing(Operands):
                             f'{type(x).__name__}; wanted a Tensor or a number. Try Tensor(array)')
         return pair
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c35
+# %% ../../nbs/frontend/41_tensor.ipynb #c41
 class Indices(Refusing):
     "What may stand in square brackets"
     __slots__ = ()
     def const_like(self, value: Any) -> Self:
         "A scalar of this dtype"
-        return self._value(UOp.const(self.dtype, value), self.cell.hint)
+        return self._value(UOp.const(self.dtype, value), whole_on(self.place))
 
     def _index_value(self, i: Any) -> Any:
         if not isinstance(i, (list, tuple, np.ndarray)): return self._wrap(i)
         # [] is of ints here
         dt = None if np.size(i) or isinstance(i, np.ndarray) else dtypes.int32
-        return type(self)(i, device=self.home, dtype=dt)   # type: ignore[call-arg]
+        return type(self)(i, device=whole_on(self.home), dtype=dt)   # type: ignore[call-arg]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c39
+# %% ../../nbs/frontend/41_tensor.ipynb #c45
 def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
     "None; ValueError where the last axis does not hold whole elements"
     size = shape[-1] * old.itemsize if shape else old.itemsize
@@ -206,7 +242,7 @@ def check_bitcast(shape: tuple, old: DType, new: DType) -> None:
         raise ValueError(f'bitcast: the last axis of {shape} has {size} bytes of {old.name}; '
                          f'wanted a multiple of {new.itemsize} for {new.name}')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c41
+# %% ../../nbs/frontend/41_tensor.ipynb #c47
 class Types(Indices):
     "Other dtypes"
     __slots__ = ()
@@ -214,9 +250,9 @@ class Types(Indices):
     def cast(self, dtype: Any) -> Self:
         "The value in another dtype"
         if (dt := to_dtype(dtype)) is not self.dtype: one_place('cast', (self,))
-        return self._value(self.uop.cast(dt), self.cell.hint)
+        return self._value(self.uop.cast(dt), self.place)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c44
+# %% ../../nbs/frontend/41_tensor.ipynb #c50
 class Recasting(Types):
     "The same bytes under another name"
     __slots__ = ()
@@ -224,9 +260,11 @@ class Recasting(Types):
     def bitcast(self, dtype: Any) -> Self:
         "The same bytes read as another dtype: a view"
         check_bitcast(self.shape, self.dtype, dt := to_dtype(dtype))
-        return self._alias((Ops.BITCAST, dt), self.uop.bitcast(dt))
+        new = self._alias((Ops.BITCAST, dt), self.uop.bitcast(dt))
+        check_kept('bitcast', self, new)
+        return new
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c47
+# %% ../../nbs/frontend/41_tensor.ipynb #c53
 class Detaching(Recasting):
     "Hiding from gradients"
     __slots__ = ()
@@ -237,7 +275,7 @@ class Detaching(Recasting):
         new.requires_grad = False
         return new
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c49
+# %% ../../nbs/frontend/41_tensor.ipynb #c55
 class BackwardHints(Detaching):
     "Hints for gradients"
     __slots__ = ()
@@ -245,7 +283,7 @@ class BackwardHints(Detaching):
         "The value, whose gradient will be put in memory of its own"
         return self._alu(Ops.CONTIGUOUS_BACKWARD, self)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c52
+# %% ../../nbs/frontend/41_tensor.ipynb #c58
 class Files(BackwardHints):
     "What is in a file"
     __slots__ = ()
@@ -258,35 +296,97 @@ class Files(BackwardHints):
         cell = state.file_cell(name, nbytes)
         return object.__new__(cls)._hold(cell, chain, seen(cell.state, chain))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c55
+# %% ../../nbs/frontend/41_tensor.ipynb #c61
 class Devices(Files):
     "Where the value is"
     __slots__ = ()
     @property
-    def device(self) -> str:
-        "Name of the device the value is, or would be computed, on"
-        return self.cell.device
+    def device(self) -> Any:
+        "Name of the device the value is, or would be computed, on; of several a tuple of names"
+        place = self.place or Device.DEFAULT
+        return place.devices if isinstance(place, Sharding) else place
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c57
+# %% ../../nbs/frontend/41_tensor.ipynb #c63
 class Travelling(Devices):
-    "From one device to another"
+    "From one place to another"
     __slots__ = ()
     @atomic
     def to(self, device: Any) -> Self:
-        "The value on another device; on the same one a view"
-        name, u = Device.canonicalize(device), self.uop
-        if name == self.device: return self._same()
-        if is_disk(name): return self._write_to(name)
-        if u.device is None: return self._value(u, name)
-        return self._value(UOp(Ops.COPY, u.dtype, (u,), name))
+        "The value on another device, or whole on each of several; on the same one a view"
+        place = Device.canonicalize(device)
+        if is_disk(place): return self._write_to(place)
+        return self._to(self.place if whole_on(self.place) == place else place)
+
+    def _to(self, place: Any) -> Self:
+        u = self.uop
+        if place in (None, self.place, self.place or Device.DEFAULT): return self._same()
+        if u.device is None: return self._value(u, place)
+        return self._value(UOp(Ops.COPY, u.dtype, (u,), place))
 
     def _write_to(self, name: str) -> Self:
         new = self._file(name, self.shape, self.dtype)
         state.write(new.cell, new.chain, self.uop)
         return new
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c60
-class Snapshots(Travelling):
+# %% ../../nbs/frontend/41_tensor.ipynb #c66
+def sharding_for(shape: tuple, devices: Any, axis: int | None) -> Any:
+    "The place that shard is asked for; ValueError or IndexError where there is none (J1)"
+    name, names = f'shard of shape {shape}', (devices,) if isinstance(devices, str) else devices
+    if not isinstance(names, (tuple, list)): raise TypeError(
+        f"{name}: devices {devices!r}; wanted names, like ('CPU:0', 'CPU:1')")
+    if axis is not None: axis = resolve_axis(name, axis, len(shape))
+    try: place = Device.sharding(names, axis)
+    except ValueError as e: raise ValueError(f'{name}: {e}') from None
+    if axis is None or same(simplest(shape[axis] % len(names)), 0): return place
+    raise ValueError(f'{name} along axis {axis} over {", ".join(names)}: {shape[axis]} is no '
+                     f'multiple of {len(names)}; wanted parts of equal length. Try .pad() first, '
+                     'another axis, or axis=None for all of it on each')
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c69
+class Sharing(Travelling):
+    "On several devices"
+    __slots__ = ()
+    @atomic
+    def shard(self, devices: Any, axis: int | None = None) -> Self:
+        "The value on several devices: whole on each, or split evenly along an axis (J1)"
+        return self._to(sharding_for(self.shape, devices, axis))
+
+    @atomic
+    def shard_like(self, y: Any) -> Self:
+        "The value where another tensor is, split as that is"
+        return self._to(y.place)
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c72
+class Relocating(Sharing):
+    "Moving in place"
+    __slots__ = ()
+    @atomic
+    def _become(self, new: Self) -> Self:
+        "The tensor itself, now with the cell of a new one; its own cell moves, if it shows all of it"
+        if new.cell is self.cell: return self
+        if not self.chain and not new.chain: state.move(self.cell, new.uop, new.place)
+        else:
+            grad, wanted = self.grad, self.requires_grad
+            self._hold(new.cell, new.chain, new.uop)
+            self.grad, self.requires_grad = grad, wanted
+        return self
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c74
+class Moved(Relocating):
+    "Words for moving in place"
+    __slots__ = ()
+    def to_(self, device: Any) -> Self:
+        "The tensor itself, moved to another device"
+        if self.grad is not None: self.grad.to_(device)
+        return self._become(self.to(device))
+
+    def shard_(self, devices: Any, axis: int | None = None) -> Self:
+        "The tensor itself, moved to several devices"
+        if self.grad is not None: self.grad.shard_(devices, axis)
+        return self._become(self.shard(devices, axis))
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c77
+class Snapshots(Moved):
     "Memory of its own"
     __slots__ = ()
     @atomic
@@ -294,13 +394,14 @@ class Snapshots(Travelling):
         "A snapshot in memory of its own; of a file nothing is copied until it is written"
         u = self.uop
         if is_disk(u.device): return self._snapshot()
-        return self._value(UOp(Ops.STAGE, u.dtype, (u,), self.device if u.device is None else None))
+        place = self.place or Device.DEFAULT
+        return self._value(UOp(Ops.STAGE, u.dtype, (u,), place if u.device is None else None))
 
     def clone(self, device: Any = None) -> Self:
         "A copy in memory of its own, here or on another device"
         return (self if device is None else self.to(device)).contiguous()
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c63
+# %% ../../nbs/frontend/41_tensor.ipynb #c80
 class Measures(Snapshots):
     "How large it is"
     __slots__ = ()
@@ -311,7 +412,7 @@ class Measures(Snapshots):
         "The shape, or the size of one axis"
         return self.shape if dim is None else self.shape[dim]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c65
+# %% ../../nbs/frontend/41_tensor.ipynb #c82
 class Rows(Measures):
     "A tensor as a sequence"
     __slots__ = ()
@@ -323,7 +424,7 @@ class Rows(Measures):
 
     def __iter__(self) -> Iterator[Self]: return (self[i] for i in range(len(self)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c68
+# %% ../../nbs/frontend/41_tensor.ipynb #c85
 def cells_of(verb: str, tensors: Sequence[Any]) -> list[state.Cell]:
     "The cells of tensors; TypeError where something else is among them"
     for t in tensors:
@@ -331,7 +432,7 @@ def cells_of(verb: str, tensors: Sequence[Any]) -> list[state.Cell]:
             f'{verb}: got a {type(t).__name__}; wanted Tensors. Try {verb}(*tensors)')
     return [t.cell for t in tensors]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c71
+# %% ../../nbs/frontend/41_tensor.ipynb #c88
 class Running(Rows):
     "From graph to numbers"
     __slots__ = ()
@@ -340,7 +441,7 @@ class Running(Rows):
         state.realize(cells_of('realize', (self, *more)))
         return self
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c73
+# %% ../../nbs/frontend/41_tensor.ipynb #c90
 class Planning(Running):
     "Plans without running"
     __slots__ = ()
@@ -348,7 +449,7 @@ class Planning(Running):
         "LINEAR that computes the tensors, to be run by the caller (M10)"
         return state.schedule_linear(cells_of('schedule_linear', (self, *more)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c76
+# %% ../../nbs/frontend/41_tensor.ipynb #c93
 class Scheduling(Planning):
     "Schedules whose variables are free"
     __slots__ = ()
@@ -356,7 +457,7 @@ class Scheduling(Planning):
         "The LINEAR with its variables set free, and their values"
         return state.linear_with_vars(cells_of('linear_with_vars', (self, *more)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c78
+# %% ../../nbs/frontend/41_tensor.ipynb #c95
 class Reading(Scheduling):
     "Numbers for NumPy and Python"
     __slots__ = ()
@@ -369,7 +470,7 @@ class Reading(Scheduling):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c81
+# %% ../../nbs/frontend/41_tensor.ipynb #c98
 class Numbers(Reading):
     "One element as a Python number"
     __slots__ = ()
@@ -378,7 +479,7 @@ class Numbers(Reading):
         if self.numel() == 1: return self.numpy().reshape(-1)[0].item()
         raise ValueError(f'item: shape {self.shape} has {self.numel()} elements; wanted one')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c83
+# %% ../../nbs/frontend/41_tensor.ipynb #c100
 class Truth(Numbers):
     "One element where Python wants a number"
     __slots__ = ()
@@ -390,7 +491,7 @@ class Truth(Numbers):
 
     def __float__(self) -> float: return float(self.item())
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c86
+# %% ../../nbs/frontend/41_tensor.ipynb #c103
 def check_stored(name: str, u: UOp, shape: tuple, dtype: DType, cast: bool) -> None:
     "None; TypeError or ValueError where a value cannot be assigned"
     if u.dtype is not dtype and not cast:
@@ -399,19 +500,20 @@ def check_stored(name: str, u: UOp, shape: tuple, dtype: DType, cast: bool) -> N
     if broadcast_shape(u.shape, shape, op=name) != shape:
         raise ValueError(f'{name}: shape {u.shape} into {shape}; wanted one that stretches to it')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c88
+# %% ../../nbs/frontend/41_tensor.ipynb #c105
 class Storing(Truth):
     "Values made ready to be assigned"
     __slots__ = ()
-    def _stored(self, name: str, x: Any, cast: bool) -> UOp:
+    def _stored(self, name: str, x: Any, cast: bool, shape: tuple | None = None) -> UOp:
+        if shape is None: shape = self.shape
         t = self._const(x, self.dtype) if type(x) in NUMBERS else self._wrap(x)
-        if t is None: t = type(self)(x, device=self.home)   # type: ignore[call-arg]
+        if t is None: t = type(self)(x, device=whole_on(self.home))   # type: ignore[call-arg]
         if not is_disk(self.place): one_place(name, (self, t))
         u = t.uop if isinstance(t, Making) else t
-        check_stored(name, u, self.shape, self.dtype, cast)
-        return u.cast(self.dtype)._stretch(self.shape)
+        check_stored(name, u, shape, self.dtype, cast)
+        return u.cast(self.dtype)._stretch(shape)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c91
+# %% ../../nbs/frontend/41_tensor.ipynb #c108
 class Writing(Storing):
     "Assignment: the view of the cell's state gets a new value"
     __slots__ = ()
@@ -422,12 +524,32 @@ class Writing(Storing):
         state.write(self.cell, undetached(self.chain), value)
         return self
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c94
-class SettingItems(Writing):
+# %% ../../nbs/frontend/41_tensor.ipynb #c111
+class Masking(Writing):
+    "Assignment where a mask holds"
+    __slots__ = ()
+    def _mask(self, index: Any) -> Any:
+        "The mask that an index is, or None"
+        v = self._index_value(index) if isinstance(index, (list, np.ndarray)) else index
+        return v if is_value(v) and v.dtype is dtypes.bool else None
+
+    def _fill(self, mask: Any, x: Any) -> None:
+        lead, rest = self.shape[:mask.ndim], self.shape[mask.ndim:]
+        if mask.shape != lead: raise IndexError(
+            f'setitem: a mask of shape {mask.shape} for shape {self.shape}; wanted its first axes')
+        try: new = self._stored('setitem', x, True, (1, *rest)).reshape(rest)
+        except ValueError as e: raise ValueError(
+            f'{e}. How many elements a mask selects is not known yet: try '
+            'x.assign(mask.where(values, x)), with a value for every place') from None
+        self.assign(self._select(mask.reshape(lead + (1,) * len(rest)), new, self))
+
+# %% ../../nbs/frontend/41_tensor.ipynb #c114
+class SettingItems(Masking):
     "Assignment to a part"
     __slots__ = ()
     @atomic
     def __setitem__(self, index: Any, x: Any) -> None:
+        if (mask := self._mask(index)) is not None: return self._fill(mask, x)
         if any(map(is_value, map(self._entry, spell_out(self.shape, index)))):
             return self._scatter(index, x)
         part = self[index]
@@ -436,20 +558,21 @@ class SettingItems(Writing):
 
     def _scatter(self, index: Any, x: Any) -> None: raise NotImplementedError
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c96
+# %% ../../nbs/frontend/41_tensor.ipynb #c116
 class Scattering(SettingItems):
     "Assignment to computed places"
     __slots__ = ()
     def _scatter(self, index: Any, x: Any) -> None:
-        numbers = self._value((UOp.arange(self.numel()) + 1).reshape(self.shape), self.home)
+        place = whole_on(self.home)
+        numbers = self._value((UOp.arange(self.numel()) + 1).reshape(self.shape), place)
         spots = numbers[index] - 1
-        new = self._value(spots.cast(self.dtype)._stored('setitem', x, True), self.home).flatten()
-        hit = spots.reshape(-1, 1).eq(UOp.arange(self.numel()).reshape(1, -1))
+        new = self._value(spots.cast(self.dtype)._stored('setitem', x, True).flatten(), place)
+        hit = spots._reshape((-1, 1)).eq(UOp.arange(self.numel()).reshape(1, -1))
         last = spots._select(hit, UOp.arange(spots.numel()).reshape(-1, 1), -1).max(0)
-        old = self.flatten()
-        self.assign(old._select(last < 0, old, new[last.maximum(0)]).reshape(self.shape))
+        last = last.reshape(self.shape)
+        self.assign(self._select(last < 0, self, new[last.maximum(0)]))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c99
+# %% ../../nbs/frontend/41_tensor.ipynb #c119
 class Increments(Scattering):
     "x += y and its relatives assign"
     __slots__ = ()
@@ -462,7 +585,7 @@ class Increments(Scattering):
     def __ipow__(self, x: Any) -> Self: return self.assign(self.pow(x))
     def __imatmul__(self, x: Any) -> Self: return self.assign(self.matmul(x))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c101
+# %% ../../nbs/frontend/41_tensor.ipynb #c121
 class BitIncrements(Increments):
     "x &= y and its relatives assign"
     __slots__ = ()
@@ -472,7 +595,7 @@ class BitIncrements(Increments):
     def __ilshift__(self, x: Any) -> Self: return self.assign(self.lshift(x))
     def __irshift__(self, x: Any) -> Self: return self.assign(self.rshift(x))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c104
+# %% ../../nbs/frontend/41_tensor.ipynb #c124
 extensions: dict[str, Callable] = {}   # what later chapters teach tensors
 
 def extension(name: str) -> Callable:
@@ -480,7 +603,7 @@ def extension(name: str) -> Callable:
     if name in extensions: return extensions[name]
     raise RuntimeError(f'{name}: its chapter is not imported yet; try import tinysched')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c106
+# %% ../../nbs/frontend/41_tensor.ipynb #c126
 class Differentiable(BitIncrements):
     "Gradients, which a later chapter computes"
     __slots__ = ()
@@ -489,7 +612,7 @@ class Differentiable(BitIncrements):
         "The tensor itself; what it was computed from has its `.grad`"
         return extension('backward')(self, gradient)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c109
+# %% ../../nbs/frontend/41_tensor.ipynb #c129
 class Customising(Differentiable):
     "Kernels of a user's own, which a later chapter schedules"
     __slots__ = ()
@@ -497,7 +620,7 @@ class Customising(Differentiable):
         "The tensors, those written by the kernel that `fxn` makes in their new state"
         return extension('custom_kernel')(self, *lst, fxn=fxn, grad_fxn=grad_fxn)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c112
+# %% ../../nbs/frontend/41_tensor.ipynb #c132
 class Slopes(Customising):
     "Gradients as results"
     __slots__ = ()
@@ -506,8 +629,8 @@ class Slopes(Customising):
         "The gradients with respect to the targets"
         return extension('gradient')(self, *targets, gradient=gradient)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c115
-marks: WeakKeyDictionary = WeakKeyDictionary()   # Cell -> whether a gradient is wanted
+# %% ../../nbs/frontend/41_tensor.ipynb #c135
+marks: WeakTable[Cell, bool] = WeakTable()   # Cell -> whether a gradient is wanted
 
 class Marking(Slopes):
     "Whether a gradient is wanted"
@@ -523,7 +646,7 @@ class Marking(Slopes):
         "The same as `requires_grad_`"
         return self.requires_grad_(is_param)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c118
+# %% ../../nbs/frontend/41_tensor.ipynb #c138
 class Looks(Marking):
     "Equality, and one line for printing"
     __slots__ = ()
@@ -533,16 +656,17 @@ class Looks(Marking):
         differ = self._binary(Ops.CMPNE, x)
         return differ if differ is NotImplemented else -differ
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c120
+# %% ../../nbs/frontend/41_tensor.ipynb #c140
 class Printing(Looks):
     "One line that computes nothing"
     __slots__ = ()
     def __repr__(self) -> str:
         base = state_of(self.uop).op
         how = 'stored' if base is Ops.BUFFER else 'constant' if base is Ops.CONST else 'lazy'
-        return f'<Tensor {self.shape} {self.dtype.name} on {self.device}, {how}>'
+        place = self.place or Device.DEFAULT
+        return f'<Tensor {self.shape} {self.dtype.name} on {place}, {how}>'
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c123
+# %% ../../nbs/frontend/41_tensor.ipynb #c143
 def int_type(array: np.ndarray) -> DType:
     "The default int, or a wider one that holds all of an array"
     return max(from_int(int(array.min(initial=0))), from_int(int(array.max(initial=0))))
@@ -552,7 +676,7 @@ def list_type(array: np.ndarray) -> DType:
     if array.dtype.kind in 'iu': return int_type(array)
     return dtypes.bool if array.dtype.kind == 'b' else dtypes.default_float
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c125
+# %% ../../nbs/frontend/41_tensor.ipynb #c145
 def as_array(data: Any, dtype: DType | None) -> tuple[np.ndarray, DType]:
     "Array and dtype for lists, arrays and bytes"
     if isinstance(data, (bytes, bytearray, memoryview)): data = np.frombuffer(data, np.uint8)
@@ -566,7 +690,7 @@ def as_array(data: Any, dtype: DType | None) -> tuple[np.ndarray, DType]:
     raise TypeError(f'Tensor: {type(data).__name__} {str(data)[:40]} has no numbers; '
                     f'wanted numbers, lists, arrays or bytes')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c128
+# %% ../../nbs/frontend/41_tensor.ipynb #c148
 constants = itertools.count()
 
 def constant(dtype: DType, value: Any) -> UOp:
@@ -574,7 +698,7 @@ def constant(dtype: DType, value: Any) -> UOp:
     u = UOp.const(dtype, value)
     return u.replace(tag=next(constants)) if dtypes.is_float(dtype) else u
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c130
+# %% ../../nbs/frontend/41_tensor.ipynb #c150
 def check_shape(shape: tuple) -> tuple:
     "The shape; ValueError where a size is negative"
     if all(at_most(0, n) for n in shape): return shape
@@ -584,14 +708,14 @@ def filled(shape: tuple, value: Any, dtype: DType) -> UOp:
     "One constant at every place"
     return constant(dtype, value)._stretch(check_shape(shape))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c133
+# %% ../../nbs/frontend/41_tensor.ipynb #c153
 def from_array(array: np.ndarray, dtype: DType, device: str) -> UOp:
     "The array's elements on a device: a copy that is made when it is needed"
     if not array.shape: return constant(dtype, array.item())
     if not array.size: return filled(array.shape, 0, dtype)
     return UOp(Ops.COPY, dtype, (host_buffer(array, dtype),), device)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c135
+# %% ../../nbs/frontend/41_tensor.ipynb #c155
 def graph_of(data: Any, dtype: DType | None, device: str) -> UOp:
     "The graph for what a Tensor is made from"
     if data is None: return filled((0,), 0, dtype or dtypes.default_float)
@@ -601,7 +725,7 @@ def graph_of(data: Any, dtype: DType | None, device: str) -> UOp:
         return from_array(*as_array(data, dtype), device)
     return data.cast(dtype or (dtypes.default_int if data.dtype is dtypes.index else data.dtype))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c138
+# %% ../../nbs/frontend/41_tensor.ipynb #c158
 def place_for(device: Any) -> str | None:
     "The name of a device that computes, or None; ValueError for a file"
     name = None if device is None else Device.canonicalize(device)
@@ -609,7 +733,7 @@ def place_for(device: Any) -> str | None:
                                        f'elsewhere, then .to({name!r})')
     return name
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c141
+# %% ../../nbs/frontend/41_tensor.ipynb #c161
 class FromPaths(Printing):
     "Tensors of files"
     __slots__ = ()
@@ -619,7 +743,7 @@ class FromPaths(Printing):
         new = cls._file(name, (path_size(path) // dtype.itemsize,), dtype)
         return new if place is None else new.to(place)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c144
+# %% ../../nbs/frontend/41_tensor.ipynb #c164
 class Creation(FromPaths):
     "Tensors from numbers"
     __slots__ = ()
@@ -635,7 +759,7 @@ class Creation(FromPaths):
             self._hold(cell, (), cell.state)
         self.requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c147
+# %% ../../nbs/frontend/41_tensor.ipynb #c167
 class Emptying(Creation):
     "Tensors from graphs, and from nothing"
     __slots__ = ()
@@ -643,7 +767,7 @@ class Emptying(Creation):
     def _new(cls, u: UOp, device: Any, requires_grad: bool | None = None) -> Self:
         return cls._value(u, place_for(device)).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c149
+# %% ../../nbs/frontend/41_tensor.ipynb #c169
 class Blank(Emptying):
     "Storage with whatever it holds"
     __slots__ = ()
@@ -659,7 +783,7 @@ class Blank(Emptying):
         new.cell.owned = storage
         return new.requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c152
+# %% ../../nbs/frontend/41_tensor.ipynb #c172
 class Filling(Blank):
     "Tensors of one constant"
     __slots__ = ()
@@ -671,7 +795,7 @@ class Filling(Blank):
         dt = to_dtype(dtype) if dtype is not None else from_py(fill_value)
         return cls._new(filled(size, fill_value, dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c154
+# %% ../../nbs/frontend/41_tensor.ipynb #c174
 class ZerosAndOnes(Filling):
     "Tensors of zeros and ones"
     __slots__ = ()
@@ -680,7 +804,7 @@ class ZerosAndOnes(Filling):
         "Zeros"
         return cls.full(sizes('zeros', shape), 0, dtype or dtypes.default_float, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c157
+# %% ../../nbs/frontend/41_tensor.ipynb #c177
 class Ones(ZerosAndOnes):
     "Tensors of ones"
     __slots__ = ()
@@ -689,16 +813,16 @@ class Ones(ZerosAndOnes):
         "Ones"
         return cls.full(sizes('ones', shape), 1, dtype or dtypes.default_float, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c160
+# %% ../../nbs/frontend/41_tensor.ipynb #c180
 class Likes(Ones):
     "Tensors like another"
     __slots__ = ()
     def full_like(self, fill_value: Any, dtype: Any = None, device: Any = None, **kw: Any) -> Self:
         "A constant at every place of this shape"
-        dt, place = dtype or self.dtype, device or self.home
+        dt, place = dtype or self.dtype, self.home if device is None else device
         return type(self).full(self.shape, fill_value, dt, place, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c162
+# %% ../../nbs/frontend/41_tensor.ipynb #c182
 class MoreLikes(Likes):
     "Common tensors like another"
     __slots__ = ()
@@ -710,14 +834,14 @@ class MoreLikes(Likes):
         "Fresh storage of this shape"
         return type(self).empty(self.shape, **{'dtype': self.dtype, 'device': self.home, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c165
+# %% ../../nbs/frontend/41_tensor.ipynb #c185
 def how_many(start: Any, stop: Any, step: Any) -> Any:
     "How many numbers there are from start up to stop"
     if not any(isinstance(v, UOp) for v in (start, stop, step)):
         return max(0, math.ceil((stop - start) / step))
     return check_shape((simplest(-((start - stop) // step)),))[0]
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c168
+# %% ../../nbs/frontend/41_tensor.ipynb #c188
 class Counting(MoreLikes):
     "Evenly spaced numbers"
     __slots__ = ()
@@ -733,7 +857,7 @@ class Counting(MoreLikes):
         numbers = UOp.arange(how_many(start, stop, step)).cast(wide)
         return cls._new((numbers * step + start).cast(dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c171
+# %% ../../nbs/frontend/41_tensor.ipynb #c191
 class Spacing(Counting):
     "So many numbers between two"
     __slots__ = ()
@@ -748,7 +872,7 @@ class Spacing(Counting):
         u = numbers.cast(least_upper_float(dt)) * float(gap) + float(start)
         return cls._new(u.cast(dt), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c173
+# %% ../../nbs/frontend/41_tensor.ipynb #c193
 class Diagonals(Spacing):
     "The identity matrix"
     __slots__ = ()
@@ -760,7 +884,7 @@ class Diagonals(Spacing):
         hit = UOp.arange(rows).reshape((rows, 1)).eq(UOp.arange(columns).reshape((1, columns)))
         return cls._new(hit.cast(to_dtype(dtype or dtypes.default_float)), device, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c176
+# %% ../../nbs/frontend/41_tensor.ipynb #c196
 TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 def mix(x: Any, y: Any, turn: int) -> tuple[Any, Any]:
@@ -768,7 +892,7 @@ def mix(x: Any, y: Any, turn: int) -> tuple[Any, Any]:
     x = x + y
     return x, ((y << turn) | (y >> (32 - turn))) ^ x
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c179
+# %% ../../nbs/frontend/41_tensor.ipynb #c199
 def threefry(x: Any, y: Any, key: tuple[Any, Any]) -> tuple[Any, Any]:
     "Two random words for the counters x and y: twenty rounds, the key added after every four"
     keys = key[0], key[1], key[0] ^ key[1] ^ 0x1bd11bda
@@ -778,7 +902,7 @@ def threefry(x: Any, y: Any, key: tuple[Any, Any]) -> tuple[Any, Any]:
         x, y = x + keys[(block + 1) % 3], y + keys[(block + 2) % 3] + (block + 1)
     return x, y
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c183
+# %% ../../nbs/frontend/41_tensor.ipynb #c203
 class Generator:
     "The seed, and how many random tensors were made since it was set"
     seed, made, seeded = int(time.time()), 0, 0   # how often it was set
@@ -792,24 +916,25 @@ class Generator:
         cls.made += 1
         return threefry(UOp.arange(n, dtypes.uint32), number, (seed, UOp.const(dtypes.uint32, 0)))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c186
+# %% ../../nbs/frontend/41_tensor.ipynb #c206
 DIGITS = {dtypes.float16: 11, dtypes.bfloat16: 8}   # bits that fit; float32 has 24
 
 def unit(word: UOp, digits: int = 24) -> UOp:
     "A float32 from 0 up to 1, without it, made of the high bits"
     return (word >> (32 - digits)).cast(dtypes.float32) * 2.0**-digits
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c188
+# %% ../../nbs/frontend/41_tensor.ipynb #c208
 def double_unit(x: UOp, y: UOp) -> UOp:
     "A float64 from 0 up to 1, without it, made of 53 bits of two words"
     high, low = (x >> 5).cast(dtypes.float64), (y >> 6).cast(dtypes.float64)
     return (high * 2.0**26 + low) * 2.0**-53
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c191
+# %% ../../nbs/frontend/41_tensor.ipynb #c211
 class Randomness(Diagonals):
     "Random tensors; every device makes the same bits"
     __slots__ = ()
     @staticmethod
+    @atomic
     def manual_seed(seed: int = 0) -> None:
         "None; from here the same random tensors come again"
         if not hasattr(seed, '__index__'):
@@ -817,25 +942,26 @@ class Randomness(Diagonals):
         Generator.seed, Generator.made = seed, 0
         Generator.seeded += 1
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c193
+# %% ../../nbs/frontend/41_tensor.ipynb #c213
 class RandomTensors(Randomness):
     "Random bits under a rule"
     __slots__ = ()
     @classmethod
+    @atomic
     def _random(cls, shape: tuple, dtype: DType, device: Any, rule: Callable, **kw: Any) -> Self:
         place = place_for(device) or Device.DEFAULT
         if 0 in check_shape(shape): return cls._new(filled(shape, 0, dtype), place, **kw)
         u = rule(*Generator.words(prod(shape))).cast(dtype).reshape(shape)
         return cls._new(UOp(Ops.STAGE, dtype, (u,), place), place, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c196
+# %% ../../nbs/frontend/41_tensor.ipynb #c216
 def float_type(name: str, dtype: Any) -> DType:
     "The dtype, a float; TypeError for any other"
     dt = to_dtype(dtype or dtypes.default_float)
     if dt.kind == 'float': return dt
     raise TypeError(f'{name}: {dt.name}; wanted a float type. Try randint')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c198
+# %% ../../nbs/frontend/41_tensor.ipynb #c218
 class Uniform(RandomTensors):
     "Uniform numbers"
     __slots__ = ()
@@ -846,13 +972,13 @@ class Uniform(RandomTensors):
         rule = double_unit if dt is dtypes.float64 else lambda x, y: unit(x, DIGITS.get(dt, 24))
         return cls._random(sizes('rand', shape), dt, device, rule, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c201
+# %% ../../nbs/frontend/41_tensor.ipynb #c221
 def box_muller(x: UOp, y: UOp) -> UOp:
     "A normally distributed float32 from two random words"
     radius = ((1 - unit(x)).log() * -2).sqrt()
     return radius * (unit(y) * (2 * math.pi)).cos()
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c203
+# %% ../../nbs/frontend/41_tensor.ipynb #c223
 class Normal(Uniform):
     "Normal numbers"
     __slots__ = ()
@@ -862,14 +988,14 @@ class Normal(Uniform):
         dt = float_type('randn', dtype)
         return cls._random(sizes('randn', shape), dt, device, box_muller, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c206
+# %% ../../nbs/frontend/41_tensor.ipynb #c226
 def ranged(low: int, high: int) -> Callable:
     "Rule for ints from low up to high"
     if low < high <= low + 2**32:
         return lambda x, y: ((x.cast(dtypes.uint64) * (high - low)) >> 32).cast(dtypes.int64) + low
     raise ValueError(f'randint: from {low} up to {high}; wanted low < high, at most 2**32 apart')
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c208
+# %% ../../nbs/frontend/41_tensor.ipynb #c228
 class Integers(Normal):
     "Random ints"
     __slots__ = ()
@@ -881,7 +1007,7 @@ class Integers(Normal):
         if dt.kind not in ('int', 'uint'): raise TypeError(f'randint: {dt.name}; wanted ints')
         return cls._random(sizes('randint', shape), dt, device, ranged(low, high), **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c211
+# %% ../../nbs/frontend/41_tensor.ipynb #c231
 class Distributions(Integers):
     "Other bounds, means and deviations"
     __slots__ = ()
@@ -891,7 +1017,7 @@ class Distributions(Integers):
         "Uniform numbers from low up to high"
         return (cls.rand(*shape, **kw) * (high - low) + low).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c213
+# %% ../../nbs/frontend/41_tensor.ipynb #c233
 class Normals(Distributions):
     "Other means and deviations"
     __slots__ = ()
@@ -901,7 +1027,7 @@ class Normals(Distributions):
         "Normal numbers with this mean and deviation"
         return (cls.randn(*shape, **kw) * std + mean).requires_grad_(requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c216
+# %% ../../nbs/frontend/41_tensor.ipynb #c236
 class Bounds(Normals):
     "Weights between two bounds"
     __slots__ = ()
@@ -911,7 +1037,7 @@ class Bounds(Normals):
         bound = prod(sizes('scaled_uniform', shape)) ** -0.5
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c218
+# %% ../../nbs/frontend/41_tensor.ipynb #c238
 class Glorot(Bounds):
     "Weights for signals both ways"
     __slots__ = ()
@@ -922,7 +1048,7 @@ class Glorot(Bounds):
         bound = math.sqrt(6 / (outs + prod(ins)))
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c221
+# %% ../../nbs/frontend/41_tensor.ipynb #c241
 class Kaiming(Glorot):
     "Weights for layers with relu"
     __slots__ = ()
@@ -932,7 +1058,7 @@ class Kaiming(Glorot):
         bound = math.sqrt(6 / (1 + a * a) / prod(sizes('kaiming_uniform', shape)[1:]))
         return cls.uniform(*shape, low=-bound, high=bound, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c223
+# %% ../../nbs/frontend/41_tensor.ipynb #c243
 class KaimingNormal(Kaiming):
     "Normal weights for layers with relu"
     __slots__ = ()
@@ -942,7 +1068,7 @@ class KaimingNormal(Kaiming):
         std = math.sqrt(2 / (1 + a * a) / prod(sizes('kaiming_normal', shape)[1:]))
         return cls.normal(*shape, std=std, **kw)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c226
+# %% ../../nbs/frontend/41_tensor.ipynb #c246
 class RandomLikes(KaimingNormal):
     "Random tensors of a given shape"
     __slots__ = ()
@@ -950,7 +1076,7 @@ class RandomLikes(KaimingNormal):
         "Uniform numbers of this shape"
         return type(self).rand(self.shape, **{'dtype': self.dtype, 'device': self.home, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c228
+# %% ../../nbs/frontend/41_tensor.ipynb #c248
 class NormalLikes(RandomLikes):
     "Normal numbers of a given shape"
     __slots__ = ()
@@ -958,7 +1084,7 @@ class NormalLikes(RandomLikes):
         "Normal numbers of this shape"
         return type(self).randn(self.shape, **{'dtype': self.dtype, 'device': self.home, **kw})
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c230
+# %% ../../nbs/frontend/41_tensor.ipynb #c250
 class Dropping(NormalLikes):
     "Elements left out at random"
     __slots__ = ()
@@ -972,29 +1098,27 @@ class Dropping(NormalLikes):
         keep = self.rand_like(dtype=dtypes.float32) >= p
         return keep.where(self, 0) * (1 / (1 - p))
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c233
+# %% ../../nbs/frontend/41_tensor.ipynb #c253
 class train:
     "A block, `with Tensor.train():`, in which layers behave as in training"
     def __init__(self, mode: bool = True): self.mode = mode
     def __enter__(self) -> None: self.before, Tensor.training = Tensor.training, self.mode
     def __exit__(self, *error: object) -> None: Tensor.training = self.before
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c235
+# %% ../../nbs/frontend/41_tensor.ipynb #c255
 class Packing(Dropping):
     "Copies made by `copy` and `pickle`"
     __slots__ = ()
     def __reduce__(self) -> tuple:
         return type(self), (self.numpy(), self.home, self.dtype, self.requires_grad)
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c238
+# %% ../../nbs/frontend/41_tensor.ipynb #c258
 class Tensor(Packing):
     "An array that is computed when somebody looks"
     __slots__ = ()
     train = train
 
-# %% ../../nbs/frontend/41_tensor.ipynb #c241
+# %% ../../nbs/frontend/41_tensor.ipynb #c261
 def live_tensors() -> list[Tensor]:
     "All tensors that somebody still refers to, by age of their cells"
-    alive = [t for ref in list(handles.data)  # type: ignore[attr-defined]
-             if (t := ref()) is not None]     # from a list, as other threads may make tensors now
-    return sorted(alive, key=lambda t: (t.cell.number, len(t.chain)))
+    return sorted(handles, key=lambda t: (t.cell.number, len(t.chain)))

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['COLOURS', 'Box', 'FONT', 'STYLE', 'EDGES', 'FAMILIES', 'Drawing', 'tag', 'text', 'svg', 'Frame', 'grid', 'ticks',
            'rect', 'label', 'dashed', 'facts', 'timeline', 'bar', 'chart', 'find_dot', 'digraph', 'dot_svg', 'laid_out',
-           'flow', 'edge_look', 'box', 'dag', 'colour', 'told', 'caption', 'sources', 'all_nodes', 'nearest',
-           'node_lines', 'draw_nodes', 'graph', 'size', 'side_by_side', 'Page', 'fold', 'rewrites']
+           'flow', 'edge_look', 'box', 'dag', 'colour', 'told', 'names_devices', 'caption', 'sources', 'all_nodes',
+           'nearest', 'node_lines', 'draw_nodes', 'graph', 'size', 'side_by_side', 'Page', 'fold', 'rewrites']
 
 # %% ../../nbs/ir/07_draw.ipynb #c2
-import html, re, shutil, sys
+import html, re, shutil, sys, textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .vocabulary import GroupOp, Ops
-from .uop import UOp, describe, short
+from .uop import Sharding, UOp, describe, short
 from .pattern import SCOPES, Step
 
 # %% ../../nbs/ir/07_draw.ipynb #c7
@@ -245,11 +245,16 @@ def told(u: UOp, how: Callable[[UOp], str]) -> str:
     try: return how(u)
     except Exception: return f'{u.op.name} ?'
 
+def names_devices(u: UOp) -> bool:
+    "Whether a node says that its value is on several devices"
+    return isinstance(getattr(u.arg, 'device', u.arg), Sharding)
+
 def caption(u: UOp) -> str:
     "What is written into a node's box"
     head = u.op.name + ('' if u.arg is None else f' {short(u.arg)}')
+    above = textwrap.wrap(head, 40) if names_devices(u) else [head]
     below = '' if u.dtype.kind == 'void' else u.dtype.name + (f' {u.shape}' if u.shape else '')
-    return '\n'.join(s if len(s) <= 40 else s[:37] + '...' for s in (head, below) if s)
+    return '\n'.join(s if len(s) <= 40 else s[:37] + '...' for s in (*above, below) if s)
 
 # %% ../../nbs/ir/07_draw.ipynb #c75
 def sources(u: UOp, inside: bool) -> tuple:

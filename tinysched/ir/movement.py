@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Size', 'Index', 'Move', 'Group', 'MOVES', 'as_index', 'same', 'size_product', 'strides', 'flat_index', 'unflatten',
-           'room', 'window', 'whole', 'shrink', 'flip', 'permute', 'expand', 'within', 'all_of', 'pad', 'grows', 'take',
-           'groups', 'reshape', 'apply_movement_op', 'moved', 'follow', 'movement_chain', 'view_index', 'span',
-           'moved_to', 'View', 'in_bytes', 'contiguous_view']
+           'room', 'window', 'parted', 'window_on_each', 'whole', 'whole_of_each', 'shrink', 'flip', 'permute',
+           'expand', 'within', 'all_of', 'pad', 'grows', 'take', 'groups', 'reshape', 'apply_movement_op', 'moved',
+           'follow', 'movement_chain', 'view_index', 'span', 'moved_to', 'View', 'in_bytes', 'contiguous_view']
 
 # %% ../../nbs/ir/06_movement.ipynb #c2
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from .uop import UOp
 from .vocabulary import (AxisError, GroupOp, Ops, broadcast_shape,  # noqa: F401
                                      # noqa: F401
                                      check_expand, check_flip, check_pad, check_permute,
-                                     check_reshape, check_shrink, largest)  # noqa: F401
+                                     check_reshape, check_shrink, largest, simplest)  # noqa: F401
 
 # %% ../../nbs/ir/06_movement.ipynb #c9
 Size = Any   # of an axis: an int, or a UOp of dtype index
@@ -79,40 +79,65 @@ def room(shape: Sequence[Size]) -> tuple[int, ...]:
 def window(storage: UOp, shape: Sequence[Size]) -> UOp:
     "The part of storage that a value of this shape fills: a SHRINK, or all of it"
     if tuple(shape) == storage.shape: return storage
+    axis: Any = storage.axis
+    if axis is not None and isinstance(shape[axis], UOp): return window_on_each(storage, shape)
     return storage._movement(Ops.SHRINK, tuple((0, n) for n in shape))
 
 # %% ../../nbs/ir/06_movement.ipynb #c27
+def parted(shape: Sequence[Size], axis: int, n: int) -> tuple:
+    "The shape with an axis as `n` parts of equal size"
+    return (*map(simplest, (*shape[:axis], n, shape[axis] // n, *shape[axis + 1:])),)
+
+def window_on_each(storage: UOp, shape: Sequence[Size]) -> UOp:
+    "The part of split storage that a value fills, where the split axis is symbolic"
+    axis: Any = storage.axis
+    n = len(storage.device.devices)
+    apart = storage._movement(Ops.RESHAPE, parted(storage.shape, axis, n))
+    spans = tuple((0, n) for n in parted(shape, axis, n))
+    return apart._movement(Ops.SHRINK, spans)._movement(Ops.RESHAPE, tuple(map(simplest, shape)))
+
+# %% ../../nbs/ir/06_movement.ipynb #c30
 def whole(u: UOp) -> UOp:
     "The storage that a window is onto; the node itself if it is none"
+    if u.op is Ops.RESHAPE and u.axis is not None: return whole_of_each(u)
     if u.op is not Ops.SHRINK or len(u.src) == 1: return u
     storage = u.src[0]
     full = room(u.shape) == storage.shape and all(same(lo, 0) for lo, _ in u.marg)
     return storage if full else u
 
-# %% ../../nbs/ir/06_movement.ipynb #c32
+def whole_of_each(u: UOp) -> UOp:
+    "The split storage that a RESHAPE is a window onto; the node itself if it is none"
+    below = [u]
+    for op in (Ops.RESHAPE, Ops.SHRINK, Ops.RESHAPE):
+        if below[-1].op is not op: return u
+        below.append(below[-1].src[0])
+    storage = below[-1]
+    return storage if storage.shape == room(u.shape) and window(storage, u.shape) is u else u
+
+# %% ../../nbs/ir/06_movement.ipynb #c35
 Move = tuple[Index, UOp | None]  # index into the source, and where it is valid
 
 def shrink(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Each index moved by where the kept part starts"
     return tuple(add(i, as_index(start)) for i, (start, _) in zip(idx, arg)), None
 
-# %% ../../nbs/ir/06_movement.ipynb #c34
+# %% ../../nbs/ir/06_movement.ipynb #c37
 def flip(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Indices counted from the end on the flipped axes"
     return tuple(add(add(as_index(n), i, -1), num(-1)) if axis in arg else i
                  for axis, (n, i) in enumerate(zip(shape, idx))), None
 
-# %% ../../nbs/ir/06_movement.ipynb #c37
+# %% ../../nbs/ir/06_movement.ipynb #c40
 def permute(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Indices back in the order of the source's axes"
     return tuple(idx[arg.index(axis)] for axis in range(len(arg))), None
 
-# %% ../../nbs/ir/06_movement.ipynb #c40
+# %% ../../nbs/ir/06_movement.ipynb #c43
 def expand(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "0 on axes of size 1, which may have been repeated"
     return tuple(num(0) if same(n, 1) else i for n, i in zip(shape, idx)), None
 
-# %% ../../nbs/ir/06_movement.ipynb #c43
+# %% ../../nbs/ir/06_movement.ipynb #c46
 def within(i: UOp, n: Size) -> tuple[UOp, UOp]:
     "Conditions 0 <= i and i < n"
     return negated(less_than(i, num(0))), less_than(i, as_index(n))
@@ -122,14 +147,14 @@ def all_of(conditions: Iterable[UOp | None]) -> UOp | None:
     out = joined(Ops.AND, *(c for c in conditions if c is not None))
     return None if out is TRUE else out
 
-# %% ../../nbs/ir/06_movement.ipynb #c46
+# %% ../../nbs/ir/06_movement.ipynb #c49
 def pad(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Each index moved back by the padding in front, and where that is inside the source"
     at = tuple(add(i, as_index(lo), -1) for i, (lo, _) in zip(idx, arg))
     asked = [within(i, n) for i, n, p in zip(at, shape, arg) if p != (0, 0)]
     return at, all_of(c for both_ends in asked for c in both_ends)
 
-# %% ../../nbs/ir/06_movement.ipynb #c49
+# %% ../../nbs/ir/06_movement.ipynb #c52
 Group = tuple[list[int], list[int]]  # axes of one shape, axes of the other, equal products
 
 def grows(a: Size, b: Size) -> bool:
@@ -138,12 +163,12 @@ def grows(a: Size, b: Size) -> bool:
     fits = quotient(as_index(b), as_index(a))
     return multiply(fits, as_index(a)) is as_index(b)
 
-# %% ../../nbs/ir/06_movement.ipynb #c51
+# %% ../../nbs/ir/06_movement.ipynb #c54
 def take(side: list[int], left: list[int]) -> None:
     "Move the next axis from what is left to a side"
     if left: side.append(left.pop(0))
 
-# %% ../../nbs/ir/06_movement.ipynb #c54
+# %% ../../nbs/ir/06_movement.ipynb #c57
 def groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
     "Smallest runs of axes with equal products; axes of size 1 belong to none"
     left, right = ([i for i, n in enumerate(shape) if not same(n, 1)] for shape in (old, new))
@@ -160,7 +185,7 @@ def groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
         out.append((a, b))
     return out
 
-# %% ../../nbs/ir/06_movement.ipynb #c57
+# %% ../../nbs/ir/06_movement.ipynb #c60
 def reshape(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
     "Index flattened over each group of new axes, then cut up over the old ones"
     out = [num(0)] * len(shape)
@@ -170,7 +195,7 @@ def reshape(shape: Sequence[Size], arg: Any, idx: Index) -> Move:
         for i, part in zip(old, unflatten([shape[i] for i in old], flat)): out[i] = part
     return tuple(out), None
 
-# %% ../../nbs/ir/06_movement.ipynb #c62
+# %% ../../nbs/ir/06_movement.ipynb #c65
 MOVES: dict[Ops, Callable[..., Move]] = {
     Ops.RESHAPE: reshape, Ops.PERMUTE: permute, Ops.EXPAND: expand,
     Ops.PAD: pad, Ops.SHRINK: shrink, Ops.FLIP: flip}
@@ -179,7 +204,7 @@ def apply_movement_op(op: Ops, in_shape: Sequence[Size], arg: Any, idx: Sequence
     "Index into the source for element `idx` of the result, and where that exists (E3)"
     return MOVES[op](in_shape, arg, tuple(map(as_index, idx)))
 
-# %% ../../nbs/ir/06_movement.ipynb #c64
+# %% ../../nbs/ir/06_movement.ipynb #c67
 def moved(op: Ops, shape: tuple, arg: tuple) -> tuple:
     "Integer shape that a movement op makes of one"
     if op in (Ops.RESHAPE, Ops.EXPAND): return arg
@@ -187,14 +212,14 @@ def moved(op: Ops, shape: tuple, arg: tuple) -> tuple:
     if op is Ops.PAD: return tuple(n + lo + hi for n, (lo, hi) in zip(shape, arg))
     return tuple(end - start for start, end in arg) if op is Ops.SHRINK else shape
 
-# %% ../../nbs/ir/06_movement.ipynb #c67
+# %% ../../nbs/ir/06_movement.ipynb #c70
 def follow(shape: tuple, chain: Sequence[tuple[Ops, tuple]]) -> list[tuple]:
     "Shapes before, between and after the ops of a chain"
     out = [shape]
     for op, arg in chain: out.append(moved(op, out[-1], arg))
     return out
 
-# %% ../../nbs/ir/06_movement.ipynb #c72
+# %% ../../nbs/ir/06_movement.ipynb #c75
 def movement_chain(u: UOp) -> tuple[UOp, list[tuple[Ops, Any]]]:
     "What lies under the movement ops, and these in the order in which they were applied"
     chain = []
@@ -203,7 +228,7 @@ def movement_chain(u: UOp) -> tuple[UOp, list[tuple[Ops, Any]]]:
         u = u.src[0]
     return u, chain[::-1]
 
-# %% ../../nbs/ir/06_movement.ipynb #c74
+# %% ../../nbs/ir/06_movement.ipynb #c77
 def view_index(u: UOp, idx: Sequence[Size]) -> tuple[UOp, Index, UOp | None]:
     "What lies under the movement ops, the index into it, and where that exists"
     at: Index = tuple(map(as_index, idx))
@@ -214,7 +239,7 @@ def view_index(u: UOp, idx: Sequence[Size]) -> tuple[UOp, Index, UOp | None]:
         u = u.src[0]
     return u, at, all_of(conditions)
 
-# %% ../../nbs/ir/06_movement.ipynb #c81
+# %% ../../nbs/ir/06_movement.ipynb #c84
 @lru_cache(4096)
 def span(shape: tuple, chain: tuple[tuple[Ops, tuple], ...]) -> tuple[int, int] | None:
     "Offset and size of the one range that a chain selects in order; None where it does not"
@@ -228,14 +253,14 @@ def span(shape: tuple, chain: tuple[tuple[Ops, tuple], ...]) -> tuple[int, int] 
     distance = add(flat_index(shape, at), want, -1)
     return (distance.arg, prod(result)) if distance.op is Ops.CONST else None
 
-# %% ../../nbs/ir/06_movement.ipynb #c84
+# %% ../../nbs/ir/06_movement.ipynb #c87
 def moved_to(u: UOp, op: Ops, arg: tuple) -> UOp:
     "The movement op on a node, or the node where that changes nothing"
     if arg == (tuple((0, n) for n in u.shape) if op is Ops.SHRINK else u.shape): return u
     if op is Ops.RESHAPE is u.op: return moved_to(u.src[0], op, arg)
     return UOp(op, u.dtype, (u,), arg)
 
-# %% ../../nbs/ir/06_movement.ipynb #c86
+# %% ../../nbs/ir/06_movement.ipynb #c89
 class View(NamedTuple):
     "One contiguous range of a buffer, seen in some dtype and shape"
     base: UOp
@@ -250,7 +275,7 @@ class View(NamedTuple):
         cut = moved_to(flat, Ops.SHRINK, ((self.offset, self.offset + self.size),))
         return moved_to(cut.bitcast(self.dtype), Ops.RESHAPE, self.shape)
 
-# %% ../../nbs/ir/06_movement.ipynb #c89
+# %% ../../nbs/ir/06_movement.ipynb #c92
 def in_bytes(base: UOp, nodes: list[UOp]) -> tuple[int, int] | None:
     "Byte offset and byte size of the range that nodes over a base select, or None"
     shape, item, start = base.shape, base.dtype.itemsize, 0
@@ -263,7 +288,7 @@ def in_bytes(base: UOp, nodes: list[UOp]) -> tuple[int, int] | None:
             if u is not None: shape, item = u.shape, u.dtype.itemsize
     return start, size
 
-# %% ../../nbs/ir/06_movement.ipynb #c92
+# %% ../../nbs/ir/06_movement.ipynb #c95
 def contiguous_view(u: UOp, bases: tuple[Ops, ...] = (Ops.BUFFER, Ops.PARAM)) -> View | None:
     "The one range of a buffer that movement ops and BITCASTs select (A9), or None"
     last, nodes = u, []

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['STORAGE', 'VIEWS', 'PYTHON', 'leaves', 'FLOAT_ONLY', 'SHIFTS', 'NOT_FLOAT', 'ARITY', 'arithmetic', 'CHECKS',
-           'movement', 'REDUCES', 'EFFECTS', 'BODIES', 'functions', 'tensor_only', 'effects', 'tensor_spec',
+           'movement', 'REDUCES', 'EFFECTS', 'BODIES', 'functions', 'joins', 'tensor_only', 'effects', 'tensor_spec',
            'call_leaves', 'call_spec', 'kernel_spec', 'views', 'kernel_graph_spec', 'schedule_spec', 'Law', 'law',
-           'Spec', 'unverified', 'SpecError', 'look', 'violation', 'verify', 'state_of', 'is_scalar', 'is_state',
-           'good_const', 'good_storage', 'good_bind', 'good_arange', 'dtypes_agree', 'kind_fits', 'good_alu',
-           'good_cast', 'good_movement', 'good_reduce', 'same_value', 'good_copy', 'good_store', 'good_after',
-           'good_call', 'good_user_call', 'good_function', 'good_gettuple', 'good_sink', 'good_param',
-           'good_kernel_param', 'good_index', 'good_range', 'good_loops', 'good_kernel_reduce', 'good_kernel_store',
-           'good_scalar_alu', 'good_kernel', 'good_body', 'good_kernel_call', 'good_kernel_after', 'good_kernel_sink',
-           'good_scheduled_call', 'good_linear']
+           'Spec', 'unverified', 'SpecError', 'look', 'violation', 'verify', 'state_of', 'members', 'is_scalar',
+           'is_state', 'good_const', 'good_storage', 'good_bind', 'good_arange', 'dtypes_agree', 'kind_fits',
+           'good_alu', 'good_cast', 'good_movement', 'good_reduce', 'same_value', 'good_copy', 'good_store',
+           'good_after', 'good_call', 'good_user_call', 'good_function', 'good_gettuple', 'good_join', 'good_sink',
+           'good_param', 'good_kernel_param', 'good_index', 'good_range', 'good_loops', 'good_kernel_reduce',
+           'good_kernel_store', 'good_scalar_alu', 'good_kernel', 'good_body', 'good_kernel_call', 'good_kernel_after',
+           'good_kernel_sink', 'good_scheduled_call', 'good_linear']
 
 # %% ../../nbs/ir/08_spec.ipynb #c2
 from collections.abc import Callable, Iterable
@@ -111,6 +111,11 @@ def state_of(u: UOp) -> UOp:
     "What a view is a view of, or `u` itself"
     while u.op in VIEWS: u = u.src[0]
     return u
+
+def members(u: UOp) -> list[UOp]:
+    "States of single buffers that a state consists of: itself, or what an MSELECT or MSTACK joins"
+    if u.op not in GroupOp.Join: return [u]
+    return [m for s in u.src for m in members(state_of(s))]
 
 # %% ../../nbs/ir/08_spec.ipynb #c37
 def is_scalar(u: UOp) -> bool:
@@ -254,6 +259,13 @@ def good_gettuple(u: UOp) -> bool:
 functions = [law(Ops.FUNCTION, good_function), law(Ops.GETTUPLE, good_gettuple, Ops.FUNCTION)]
 
 # %% ../../nbs/ir/08_spec.ipynb #c82
+def good_join(u: UOp) -> bool:
+    "Whether an MSELECT or MSTACK is of values of its own shape and dtype"
+    return all((s.dtype, s.shape) == (u.dtype, u.shape) for s in u.src)
+
+joins = [law(GroupOp.Join, good_join)]
+
+# %% ../../nbs/ir/08_spec.ipynb #c85
 def good_sink(u: UOp) -> bool:
     "Whether the SINK of a program has no argument and holds values and states"
     return u.arg is None and all(s.shape is not None for s in u.src)
@@ -262,20 +274,20 @@ tensor_only = [law(Ops.REDUCE, good_reduce), law(Ops.COPY, good_copy), law(Ops.S
                law({Ops.STAGE, Ops.DETACH, Ops.CONTIGUOUS_BACKWARD}, same_value)]
 effects = [law(Ops.STORE, good_store), law(Ops.AFTER, good_after), law(Ops.CALL, good_user_call)]
 
-# %% ../../nbs/ir/08_spec.ipynb #c85
+# %% ../../nbs/ir/08_spec.ipynb #c88
 tensor_spec = Spec('tensor_spec', leaves + arithmetic + movement + tensor_only + functions +
                    effects)
 
-# %% ../../nbs/ir/08_spec.ipynb #c90
+# %% ../../nbs/ir/08_spec.ipynb #c93
 def good_param(u: UOp) -> bool:
     "Whether a canonical body has PARAM and ALLOC, and neither BUFFER nor BIND (B2, B4)"
     return u.op in (Ops.PARAM, Ops.ALLOC) and good_storage(u)
 
 call_leaves = [law(Ops.CONST, good_const), law(Ops.ARANGE, good_arange),
                law(STORAGE | {Ops.BIND}, good_param)]
-call_spec = Spec('call_spec', call_leaves + arithmetic + movement + tensor_only + effects)
+call_spec = Spec('call_spec', call_leaves + arithmetic + movement + tensor_only + joins + effects)
 
-# %% ../../nbs/ir/08_spec.ipynb #c93
+# %% ../../nbs/ir/08_spec.ipynb #c96
 def good_kernel_param(u: UOp) -> bool:
     "Whether a kernel's PARAM is flat, or a scalar with a name"
     if is_scalar(u): return good_storage(u) and u.arg.shape == ()
@@ -287,7 +299,7 @@ def good_index(u: UOp) -> bool:
     return is_state(memory) and dtypes.is_int(at.dtype) and u.dtype is memory.dtype and \
         [g.dtype for g in gate] in ([], [dtypes.bool])
 
-# %% ../../nbs/ir/08_spec.ipynb #c96
+# %% ../../nbs/ir/08_spec.ipynb #c99
 def good_range(u: UOp) -> bool:
     "Whether a RANGE has an integer bound, a number and an AxisType"
     return len(u.src) == 1 and dtypes.is_int(u.src[0].dtype) and u.dtype is dtypes.index and \
@@ -297,7 +309,7 @@ def good_loops(u: UOp) -> bool:
     "Whether an END or REDUCE closes RANGEs"
     return all(r.op is Ops.RANGE for r in u.src[1:])
 
-# %% ../../nbs/ir/08_spec.ipynb #c99
+# %% ../../nbs/ir/08_spec.ipynb #c102
 def good_kernel_reduce(u: UOp) -> bool:
     "Whether a REDUCE in a kernel names ADD, MUL or MAX, and its loops are sources"
     return u.arg[0] in REDUCES and u.arg[1] == () and u.dtype is u.src[0].dtype and good_loops(u)
@@ -307,7 +319,7 @@ def good_kernel_store(u: UOp) -> bool:
     joins = u.arg is None or u.arg in REDUCES
     return joins and u.src[0].dtype is u.src[1].dtype and u.src[1].shape == ()
 
-# %% ../../nbs/ir/08_spec.ipynb #c102
+# %% ../../nbs/ir/08_spec.ipynb #c105
 def good_scalar_alu(u: UOp) -> bool:
     "Whether an operation in a kernel is on single numbers, of one dtype that suits it"
     return all(s.shape == () for s in u.src) and (u.op not in GroupOp.ALU or good_alu(u))
@@ -317,7 +329,7 @@ def good_kernel(u: UOp) -> bool:
     return isinstance(u.arg, KernelInfo) and not u.ranges and \
         all(s.op in (Ops.STORE, Ops.END) for s in u.src)
 
-# %% ../../nbs/ir/08_spec.ipynb #c105
+# %% ../../nbs/ir/08_spec.ipynb #c108
 kernel_spec = Spec('kernel_spec', [
     law(Ops.CONST, good_const), law(Ops.PARAM, good_kernel_param), law(Ops.RANGE, good_range),
     law(Ops.INDEX, good_index, Ops.PARAM, None, more=True),
@@ -325,7 +337,7 @@ kernel_spec = Spec('kernel_spec', [
     law(Ops.REDUCE, good_kernel_reduce), law(Ops.STORE, good_kernel_store, Ops.INDEX, None),
     law(Ops.END, good_loops, {Ops.STORE, Ops.END}, more=True), law(Ops.SINK, good_kernel)])
 
-# %% ../../nbs/ir/08_spec.ipynb #c108
+# %% ../../nbs/ir/08_spec.ipynb #c111
 def good_body(body: UOp) -> bool:
     "Whether a CALL's body is a kernel, a schedule, a program or a bulk copy, and verified"
     if body.op is Ops.SINK: verify(body, kernel_spec)
@@ -336,7 +348,7 @@ def good_kernel_call(u: UOp) -> bool:
     "Whether a CALL in a kernel graph invokes a verified body on views of states and on scalars"
     return good_body(u.src[0]) and good_call(u)
 
-# %% ../../nbs/ir/08_spec.ipynb #c111
+# %% ../../nbs/ir/08_spec.ipynb #c114
 def good_kernel_after(u: UOp) -> bool:
     "Whether an AFTER in a kernel graph is a state with CALLs, ENDs or other AFTERs (F6)"
     return good_after(u) and all(e.op is not Ops.STORE for e in u.src[1:])
@@ -345,20 +357,21 @@ def good_kernel_sink(u: UOp) -> bool:
     "Whether a kernel graph is a SINK of states (E10)"
     return u.arg is None and all(is_state(state_of(s)) for s in u.src)
 
-# %% ../../nbs/ir/08_spec.ipynb #c114
+# %% ../../nbs/ir/08_spec.ipynb #c117
 views = movement + [law(Ops.BITCAST, good_cast)]
-kernel_graph_spec = Spec('kernel_graph_spec', leaves + views + [
+kernel_graph_spec = Spec('kernel_graph_spec', leaves + views + joins + [
     law(Ops.CALL, good_kernel_call), law(Ops.AFTER, good_kernel_after),
     law(Ops.END, good_loops, Ops.CALL, more=True), law(Ops.SINK, good_kernel_sink)])
 
-# %% ../../nbs/ir/08_spec.ipynb #c117
+# %% ../../nbs/ir/08_spec.ipynb #c120
 def good_scheduled_call(u: UOp) -> bool:
     "Whether a scheduled CALL invokes a verified body on views of bare buffers and on scalars (F7)"
-    return good_body(u.src[0]) and all(state_of(a).op in STORAGE or is_scalar(a) for a in u.src[1:])
+    return good_body(u.src[0]) and all(
+        m.op in STORAGE or is_scalar(m) for a in u.src[1:] for m in members(state_of(a)))
 
 def good_linear(u: UOp) -> bool:
     "Whether a LINEAR is a list of CALLs"
     return all(c.op is Ops.CALL for c in u.src)
 
-schedule_spec = Spec('schedule_spec', leaves + views + [
+schedule_spec = Spec('schedule_spec', leaves + views + joins + [
     law(Ops.CALL, good_scheduled_call), law(Ops.LINEAR, good_linear)])

@@ -7,17 +7,17 @@ __all__ = ['PYTHON', 'Text', 'INFIX', 'TRUE', 'FALSE', 'ENTERED', 'Terms', 'NUMB
            'C', 'D', 'INTS', 'FLOATS', 'folding', 'ONE', 'identities', 'XI', 'annihilators', 'YES', 'NO', 'bitwise',
            'collecting', 'powers', 'conversions', 'B', 'CHOICE', 'choices', 'loads', 'indices', 'plain', 'LIFTED',
            'reductions', 'symbolic', 'floor_mod', 'worth', 'evaluate', 'leaf_text', 'paren', 'infix_text', 'not_text',
-           'node_text', 'is_not', 'render_index', 'node', 'num', 'settled', 'known', 'remember', 'form', 'simplify',
-           'token', 'order', 'scaled', 'linear', 'total', 'add', 'times', 'leads_negative', 'content', 'factors',
-           'monomial', 'product_of', 'multiply', 'whole', 'divide', 'digits', 'divisor', 'divide_rest', 'shorter',
-           'remain', 'remain_rest', 'parts_of', 'join', 'rejoin', 'size_of', 'loose', 'lowest', 'never_negative',
-           'take_out', 'split_by', 'quotient', 'remainder', 'sides', 'negated', 'less_than', 'below', 'different',
-           'bound_of', 'members', 'tightest', 'joined', 'both', 'either', 'unequal', 'larger', 'where', 'converted',
-           'shifted', 'law', 'step', 'guarded', 'true_divide', 'greater', 'fold', 'fold_cast', 'zero', 'scalar_like',
-           'swap', 'regroup', 'reciprocal', 'direct', 'choose', 'turned', 'chosen', 'chosen_of', 'cast_choice',
-           'nested_choice', 'gated', 'on_index', 'count', 'repeated', 'closed', 'whole_number', 'lifted', 'lift',
-           'isolate', 'within', 'solved', 'Parts', 'choice', 'parted', 'harmless', 'gate', 'at_step', 'only_step',
-           'one_step', 'limit', 'steps_left', 'counted', 'offset', 'moved_out']
+           'node_text', 'divisor_of', 'multiple', 'is_not', 'render_index', 'node', 'num', 'settled', 'known',
+           'remember', 'form', 'simplify', 'token', 'order', 'scaled', 'linear', 'total', 'add', 'times',
+           'leads_negative', 'content', 'factors', 'monomial', 'product_of', 'multiply', 'whole', 'divide', 'digits',
+           'divisor', 'divide_rest', 'shorter', 'remain', 'remain_rest', 'parts_of', 'join', 'rejoin', 'size_of',
+           'loose', 'lowest', 'never_negative', 'take_out', 'split_by', 'quotient', 'remainder', 'sides', 'negated',
+           'less_than', 'below', 'different', 'bound_of', 'members', 'tightest', 'joined', 'both', 'either', 'unequal',
+           'larger', 'where', 'converted', 'shifted', 'law', 'step', 'guarded', 'true_divide', 'greater', 'fold',
+           'fold_cast', 'zero', 'scalar_like', 'swap', 'regroup', 'reciprocal', 'direct', 'choose', 'turned', 'chosen',
+           'chosen_of', 'cast_choice', 'nested_choice', 'gated', 'on_index', 'count', 'repeated', 'closed',
+           'whole_number', 'lifted', 'lift', 'isolate', 'within', 'solved', 'Parts', 'choice', 'parted', 'harmless',
+           'gate', 'at_step', 'only_step', 'one_step', 'limit', 'steps_left', 'counted', 'offset', 'moved_out']
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c2
 import math
@@ -104,6 +104,7 @@ def not_text(inner: UOp, done: dict[UOp, Text]) -> Text:
 # %% ../../nbs/ir/05_symbolic.ipynb #c34
 def node_text(u: UOp, done: dict[UOp, Text]) -> Text:
     "Text of a node whose sources have one"
+    if (v := multiple(u)) is not None: return done[v]
     if is_not(u): return not_text(u.src[0], done)
     if u.op in INFIX: return infix_text(u.op, done[u.src[0]], done[u.src[1]])
     if not u.src or u.op in (Ops.RANGE, Ops.BIND): return leaf_text(u), 0 if u.op is Ops.BIND else 9
@@ -114,6 +115,17 @@ def node_text(u: UOp, done: dict[UOp, Text]) -> Text:
     return f'{u.dtype.name if u.op is Ops.CAST else u.op.name.lower()}({", ".join(args)})', 9
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c37
+def divisor_of(u: UOp) -> int:
+    "What always divides a variable, bound or not; 1 for other nodes"
+    v = u.src[0] if u.op is Ops.BIND else u
+    return v.arg.divisor if v.op is Ops.PARAM and v.arg.name else 1
+
+def multiple(u: UOp) -> UOp | None:
+    "The variable that a node is, written as quotient times divisor; None where it is none"
+    if u.op is not Ops.MUL or u.src[0].op is not Ops.IDIV: return None
+    (v, n), times = u.src[0].src, u.src[1]
+    return v if n is times and n.op is Ops.CONST and divisor_of(v) == n.arg > 1 else None
+
 def is_not(c: UOp) -> bool:
     "Whether a condition is a negation"
     return c.op is Ops.CMPNE and c.src[1].op is Ops.CONST and c.src[1].arg is True
@@ -144,10 +156,12 @@ TRUE, FALSE = (node(Ops.CONST, dtypes.bool, (), b) for b in (True, False))
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c47
 def settled(u: UOp) -> UOp:
-    "A constant where bounds leave one value only, else the node"
+    "A constant where bounds leave one value only, a multiple of a divisor, or the node"
     if u.dtype is not dtypes.index or u.op is Ops.CONST: return u
     low, high = u.bounds
-    return num(low) if low == high else u
+    if low == high: return num(low)
+    if (n := divisor_of(u)) == 1: return u
+    return node(Ops.MUL, dtypes.index, (node(Ops.IDIV, dtypes.index, (u, num(n))), num(n)))
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c50
 ENTERED = GroupOp.ALU | {Ops.CAST, Ops.INDEX, Ops.REDUCE}

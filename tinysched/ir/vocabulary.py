@@ -79,7 +79,8 @@ class GroupOp:
     ALU = Unary | Binary | Ternary
     Elementwise = ALU | {Ops.CAST, Ops.BITCAST}
     Movement = frozenset((Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP))
-    State = frozenset((Ops.AFTER, Ops.BUFFER, Ops.ALLOC, Ops.PARAM))
+    Join = frozenset((Ops.MSELECT, Ops.MSTACK))
+    State = Join | {Ops.AFTER, Ops.BUFFER, Ops.ALLOC, Ops.PARAM}
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c14
 class AxisError(ValueError, IndexError):
@@ -254,9 +255,11 @@ def check_shrink(shape: tuple, pairs: Any) -> tuple:
     out = check_pairs('shrink', shape, pairs, lambda n: (0, n))
     for axis, (n, (start, end)) in enumerate(zip(shape, out)):
         inside = at_most(0, start, proof=True) and largest(end) <= largest(n)
-        if not (inside and at_most(start, end) and at_most(end, n)): raise ValueError(
-            f'shrink: {(start, end)} of axis {axis}, which has size {n}; '
-            f'wanted 0 <= start <= end <= {n}, for all values of variables')
+        if inside and at_most(start, end) and at_most(end, n): continue
+        known = not symbols((n, start, end))
+        raise ValueError(
+            f'shrink: {(start, end)} of axis {axis}, which has size {n}; wanted 0 <= start <= end '
+            f'<= {n}{"" if known else ", whatever the variables are. Try smaller bounds for them"}')
     return out
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c68
@@ -285,6 +288,7 @@ class Operands(Primitives):
     def _arange(self, n: Any, dtype: DType) -> Any: return type(self).arange(n, dtype)
     def _snapshot(self) -> Self: return self
     def _pad_view(self, pairs: tuple) -> Self: return self._movement(Ops.PAD, pairs)
+    def _beside(self, name: str, *others: Any) -> None: pass   # or an error in the word's name
 
     @property
     def ndim(self) -> int: return len(self.shape)
@@ -294,10 +298,13 @@ class Operands(Primitives):
 class Reshaping(Operands):
     "Other shapes for the same elements"
     __slots__ = ()
+    def _reshape(self, new: Sequence) -> Self:
+        new = check_reshape(self.shape, tuple(new))
+        return self if new == self.shape else self._movement(Ops.RESHAPE, new)
+
     def reshape(self, shape: Any = (), *args: Any) -> Self:
         "The elements in another shape; one size may be -1, and None keeps a size"
-        new = check_reshape(self.shape, sizes('reshape', (shape, *args)))
-        return self if new == self.shape else self._movement(Ops.RESHAPE, new)
+        return self._reshape(sizes('reshape', (shape, *args)))
 
     def view(self, shape: Any = (), *args: Any) -> Self: return self.reshape(shape, *args)
 
@@ -1207,7 +1214,7 @@ class Positions(FirstMax):
     def argmax(self, axis: Any = None, keepdim: bool = False) -> Self:
         "The index of the first largest element, or of the first nan"
         if axis is None:
-            return self.reshape(-1)._first_max(0, False).reshape((1,) * self.ndim * keepdim)
+            return self._reshape((-1,))._first_max(0, False).reshape((1,) * self.ndim * keepdim)
         return self._first_max(resolve_axis('argmax', axis, self.ndim), keepdim)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c331
@@ -1291,6 +1298,7 @@ class Joining(Fitting):
     def cat(self, *args: Any, dim: int = 0) -> Self:
         "The values one after another along an axis"
         axis = resolve_axis('cat', dim, self.ndim)
+        self._beside('cat', *args)
         parts = [self._part(x, axis) for x in (self, *args)]
         ends = running([p.shape[axis] for p in parts])
         parts = [converted(p, least_upper_dtype(*(q.dtype for q in parts))) for p in parts]
@@ -1308,6 +1316,7 @@ class Stacking(Joining):
         if any(not same(m, n) for x in args for m, n in zip_longest(x.shape, self.shape)):
             shapes = ' and '.join(str(x.shape) for x in (self, *args))
             raise ValueError(f'stack: shapes {shapes}; wanted equal ones. Try cat')
+        self._beside('stack', *args)
         first, *rest = (x.unsqueeze(axis) for x in (self, *args))
         return first.cat(*rest, dim=axis)
 
@@ -1323,7 +1332,7 @@ class Repeating(Stacking):
                              f'or more, none negative')
         old = (1,) * (len(reps) - self.ndim) + self.shape
         x = self.reshape(flatten((1, n) for n in old))._stretch(tuple(flatten(zip(reps, old))))
-        return x.reshape(tuple(r * n for r, n in zip(reps, old)))
+        return x._reshape([r * n for r, n in zip(reps, old)])
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c359
 class Interleaving(Repeating):
@@ -1331,7 +1340,7 @@ class Interleaving(Repeating):
     __slots__ = ()
     def repeat_interleave(self, repeats: int, dim: Any = None) -> Self:
         "Each element that many times in a row"
-        if dim is None: return self.flatten().repeat_interleave(repeats, 0)
+        if dim is None: return self._reshape((-1,)).repeat_interleave(repeats, 0)
         axis = resolve_axis('repeat_interleave', dim, self.ndim)
         x = self.unsqueeze(axis + 1)
         wide = x.shape[:axis + 1] + (repeats,) + x.shape[axis + 2:]
@@ -1440,8 +1449,8 @@ class Stepping(Chunking):
     def _every(self, steps: list, columns: list) -> Self:
         if all(s == 1 for s in steps): return self
         shape = flatten((n // s, s) if s > 1 else (n, 1) for n, s in zip(self.shape, steps))
-        x = self.reshape(shape).shrink(flatten((None, (c, c + 1)) for c in columns))
-        return x.reshape(shape[::2])
+        x = self._reshape(shape).shrink(flatten((None, (c, c + 1)) for c in columns))
+        return x._reshape(shape[::2])
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c388
 class Slicing(Stepping):
@@ -1473,8 +1482,8 @@ class Checking(Entries):
         x = None if isinstance(i, bool) else self._index_value(i)
         if x is not None and x.dtype.kind in ('int', 'uint'): return x
         what = f'a {type(i).__name__}' if x is None else f'a value of {x.dtype.name}'
-        raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. '
-                         f'For a mask try where')
+        raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. How many '
+                         f'elements a mask selects is not known yet: try mask.where(x, 0)')
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c396
 def is_value(i: Any) -> bool:
@@ -1511,7 +1520,7 @@ def fetched(x: Any, spot: Any) -> Any:
 def picked(x: Any, at: list, values: list, place: int) -> Any:
     "The elements of x at the places that values give for axes `at`; their axes stand at `place`"
     rest, measures = [i for i in range(x.ndim) if i not in at], [x.shape[i] for i in at]
-    flat = x.permute(at + rest).reshape((prod(measures), *[x.shape[i] for i in rest]))
+    flat = x.permute(at + rest)._reshape((prod(measures), *[x.shape[i] for i in rest]))
     spot = position(values, measures)
     out = fetched(flat, spot)
     new, old = list(range(spot.ndim)), list(range(spot.ndim, out.ndim))
@@ -1532,7 +1541,8 @@ class Picking(Checking):
     def _picked(self, entries: list, kept: list, together: bool) -> Self:
         at = [k for k, i in enumerate(kept) if is_value(i)]
         first = next(k for k, i in enumerate(entries) if i is not None and type(i) is not slice)
-        return picked(self, at, [kept[k] for k in at], first if together else 0)
+        self._beside('index', *(values := [kept[k] for k in at]))
+        return picked(self, at, values, first if together else 0)
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c414
 class Indexing(Picking):
@@ -1577,6 +1587,7 @@ class Products(Gathering):
         "The matrix product with w; a vector is a row on the left and a column on the right"
         if (b := self._wrap(w)) is None: known('matmul', NotImplemented, self, w)
         check_matmul(self.shape, b.shape)
+        self._beside('matmul', b)
         out = meeting(self, b) if dtype is None else to_dtype(dtype)
         a, b = (converted(v, sum_acc_dtype(out)) for v in (self, b))
         if b.ndim > 1: b = b.transpose(-1, -2)
@@ -1643,9 +1654,9 @@ def sliding(x: Any, axes: list[Axis]) -> Any:
     x = x._zeros_around(((0, 0),) * len(lead) + rest((0, a.room - a.size) for a in axes))
     x = x.repeat((1,) * len(lead) + rest(a.copies for a in axes))
     x = x.shrink(none + [(0, a.kernel * a.piece) for a in axes])
-    x = x.reshape(lead + rest(flatten((a.kernel, a.piece) for a in axes)))
+    x = x._reshape(lead + rest(flatten((a.kernel, a.piece) for a in axes)))
     x = x.shrink(none + flatten((None, (0, a.out * a.stride)) for a in axes))
-    x = x.reshape(lead + rest(flatten((a.kernel, a.out, a.stride) for a in axes)))
+    x = x._reshape(lead + rest(flatten((a.kernel, a.out, a.stride) for a in axes)))
     x = x.shrink(none + flatten((None, None, (0, 1)) for a in axes))
     return x.reshape(lead + rest(flatten((a.kernel, a.out) for a in axes)))
 
@@ -1656,7 +1667,7 @@ def apart(x: Any, axes: list[Axis]) -> Any:
     missing = tuple((0, max(0, a.out * a.stride - a.size)) for a in axes)
     x = x._zeros_around(((0, 0),) * len(lead) + missing)
     x = x.shrink([None] * len(lead) + [(0, a.out * a.stride) for a in axes])
-    x = x.reshape(lead + tuple(flatten((a.out, a.stride) for a in axes)))
+    x = x._reshape(lead + tuple(flatten((a.out, a.stride) for a in axes)))
     return x.shrink([None] * len(lead) + flatten((None, (0, a.kernel)) for a in axes))
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c448
@@ -1706,7 +1717,7 @@ def check_conv(x: tuple, w: tuple, groups: int) -> None:
 def grouped(x: Any, groups: int, k: int) -> Any:
     "Windows of images as (batch, groups, 1, positions..., channels, kernel...)"
     batch, channels, *rest = x.shape
-    x = x.reshape((batch, groups, 1, channels // groups, *rest))
+    x = x._reshape((batch, groups, 1, channels // groups, *rest))
     return x.permute([0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)])
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c464
@@ -1718,14 +1729,15 @@ class Convolution(Linear):
         "Each window of each image times each filter, summed; any number of spatial axes"
         check_conv(self.shape, weight.shape, groups)
         check_bias('conv2d', bias, weight.shape[:1])
+        self._beside('conv2d', weight, bias)
         (out, channels, *kernel), k = weight.shape, weight.ndim - 2
         dt = meeting(self, weight) if dtype is None else dtype
         x = self.pad(around('conv2d', padding, k))
         x, w = (converted(v, sum_acc_dtype(dt)) for v in (x, weight))
         x = grouped(windows('conv2d', x, kernel, stride, dilation), groups, k)
-        w = w.reshape((1, groups, out // groups, *[1] * k, channels, *kernel))
+        w = w._reshape((1, groups, out // groups, *[1] * k, channels, *kernel))
         y = (x * w).sum(tuple(range(-1 - k, 0)))
-        y = converted(y.reshape((self.shape[0], out, *y.shape[3:])), dt)
+        y = converted(y._reshape((self.shape[0], out, *y.shape[3:])), dt)
         return y if bias is None else y + bias.reshape((1, -1, *[1] * k))
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c467
@@ -1817,12 +1829,12 @@ class Blockwise(Windowed):
             return wide._running_sums().shrink((*[None] * len(rest), (0, n)))
         if n <= BLOCK: return self._windowed_sums()
         m = -(-n // BLOCK)
-        blocks = self._zeros_around((*keep, (0, m * BLOCK - n))).reshape((*rest, m, BLOCK))
+        blocks = self._zeros_around((*keep, (0, m * BLOCK - n)))._reshape((*rest, m, BLOCK))
         inside = blocks._windowed_sums()
         total = inside.shrink((*[None] * (len(rest) + 1), (BLOCK - 1, BLOCK))).reshape((*rest, m))
         upto = total._running_sums().shrink((*[None] * len(rest), (0, m - 1)))
         before = upto._zeros_around((*keep, (1, 0))).unsqueeze(-1)
-        return (inside + before).reshape((*rest, -1)).shrink((*[None] * len(rest), (0, n)))
+        return (inside + before)._reshape((*rest, -1)).shrink((*[None] * len(rest), (0, n)))
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c489
 class Cumulating(Blockwise):
@@ -1935,8 +1947,8 @@ class ClassLosses(CrossEntropy):
                                         reduction: str = 'mean') -> Self:
         "Cross entropy by class numbers; an `ignore_index` other than -1 does not count"
         name, Y = 'sparse_categorical_crossentropy', converted(Y, dtypes.int32)
-        flat = self.reshape((-1, self.shape[-1]))
-        loss = flat.cross_entropy(Y.reshape(-1), 'none', label_smoothing).reshape(Y.shape)
+        flat = self._reshape((-1, self.shape[-1]))
+        loss = flat.cross_entropy(Y._reshape((-1,)), 'none', label_smoothing)._reshape(Y.shape)
         if ignore_index == -1: return reduced(name, loss, reduction)
         counts = Y.ne(ignore_index)
         loss = loss._select(counts, loss, 0.0)

@@ -24,7 +24,8 @@ from ..helpers import CCACHE, DEBUG
 from ..ir.symbolic import evaluate
 from ..ir.uop import UOp
 from ..ir.vocabulary import Ops
-from .device import HostCopies, HostMemory, Limits, Machine, Runner, Unavailable
+from .device import (HostCopies, HostMemory, Limits, Machine, Runner, Unavailable,
+                                      crowd)
 from .store import Store
 
 # %% ../../nbs/runtime/33_cpu.ipynb #c9
@@ -198,7 +199,7 @@ def shares(steps: int, n: int) -> list[tuple[int, int]]:
 # %% ../../nbs/runtime/33_cpu.ipynb #c77
 def spread(f: Callable, args: Sequence[Any], steps: int, n: int) -> None:
     "None, once all steps of the threaded loop are done"
-    mine, *others = shares(steps, n) or [(0, 0)]
+    mine, *others = shares(steps, max(1, n // crowd.devices)) or [(0, 0)]
     helpers = [pool().submit(f, *args, *part) for part in others]
     f(*args, *mine)
     for h in helpers: h.result()

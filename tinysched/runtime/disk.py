@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Any
-from weakref import WeakValueDictionary
 
+from ..helpers import WeakTable
 from ..ir.dtype import dtypes
 from ..ir.uop import UOp
 from .device import Machine, Runner, buffer_of, split_name
@@ -155,7 +155,7 @@ class DISK(FileCopies):
 # %% ../../nbs/runtime/35_disk.ipynb #c49
 MOST = 1 << 48     # bytes: no file is longer
 SCRATCH = 'DISK:'  # a file without a name
-files: WeakValueDictionary[tuple[str, str], UOp] = WeakValueDictionary()  # by name and path
+files: WeakTable[UOp, tuple[str, str]] = WeakTable()  # the name and path of each BUFFER
 
 # %% ../../nbs/runtime/35_disk.ipynb #c51
 def is_current(storage: UOp) -> bool:
@@ -170,9 +170,9 @@ def file_buffer(device: str, nbytes: int) -> UOp:
     "The BUFFER of a file, `nbytes` or longer; one for each file while anybody refers to it"
     if nbytes > MOST: raise ValueError(f'{device}: {nbytes} bytes; wanted at most {MOST}')
     known = device, os.path.abspath(split_name(device)[1])
-    found = None if device == SCRATCH else files.get(known)
-    if found is None or not is_current(found):
-        found = files[known] = UOp.buffer(device, (MOST,), dtypes.uint8)
+    same = () if device == SCRATCH else [u for u, name in files.items() if name == known]
+    found = next(filter(is_current, same), None) or UOp.buffer(device, (MOST,), dtypes.uint8)
+    files[found] = known
     f = buffer_of(found).ensure_allocated().memory
     f.extent = max(f.extent, nbytes)
     return found

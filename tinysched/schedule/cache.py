@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from ..helpers import SCACHE
 from ..ir.dtype import NAMES, DType
 from ..ir.spec import schedule_spec, verify
-from ..ir.uop import AddrSpace, AxisType, CallInfo, KernelInfo, ParamArg, UOp
+from ..ir.uop import AddrSpace, AxisType, CallInfo, KernelInfo, ParamArg, Sharding, UOp
 from ..ir.vocabulary import Ops
 
 # %% ../../nbs/schedule/17_cache.ipynb #c31
@@ -73,7 +73,8 @@ BITS = Form(float, lambda a: [struct.pack('<d', a).hex()],
 FORMS: dict[str, Form] = {form.kind.__name__: form for form in (
     BITS, Form(tuple, list, lambda *fields: fields),
     Form(DType, lambda a: [a.name], NAMES.__getitem__),
-    *map(member, (Ops, AxisType, AddrSpace)), *map(record, (ParamArg, KernelInfo, CallInfo)))}
+    *map(member, (Ops, AxisType, AddrSpace)),
+    *map(record, (ParamArg, Sharding, KernelInfo, CallInfo)))}
 
 # %% ../../nbs/schedule/17_cache.ipynb #c47
 PLAIN = type(None), bool, int, str

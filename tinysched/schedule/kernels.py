@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FOLDABLE', 'BULK', 'argument', 'load', 'fold', 'masked', 'Builder', 'reduced', 'write_down', 'kernel_name', 'kernel',
-           'States', 'is_older', 'saved', 'copy_of', 'one_state_each', 'check_states', 'Named', 'names_in',
+           'States', 'is_older', 'saved', 'memory_of', 'copy_of', 'one_state_each', 'check_states', 'Named', 'names_in',
            'renumbered', 'with_scalars', 'steps_of_effect', 'whole_copy', 'refusal', 'on_one_device', 'invoke', 'shown',
-           'call', 'own_numbers', 'scattered', 'fill', 'keep', 'target_index', 'rereads_elsewhere', 'staged', 'assign',
-           'arguments_now', 'nested', 'supersede', 'build', 'get_kernel_graph']
+           'call', 'own_numbers', 'scattered', 'fill', 'keep', 'target_index', 'rereads_elsewhere', 'reads_beside',
+           'staged', 'assign', 'arguments_now', 'nested', 'supersede', 'joined', 'build', 'get_kernel_graph']
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c2
 import itertools
@@ -18,7 +18,7 @@ from ..helpers import DEBUG, dedup, prod
 from ..ir.dtype import dtypes
 from ..ir.movement import apply_movement_op, flat_index, room, same
 from ..ir.pattern import graph_rewrite
-from ..ir.spec import is_scalar, state_of
+from ..ir.spec import is_scalar, members, state_of
 from ..ir.symbolic import at_step, only_step, parted, symbolic
 from ..ir.uop import AxisType, KernelInfo, ParamArg, UOp
 from ..ir.vocabulary import GroupOp, Ops
@@ -63,12 +63,12 @@ class Builder:
         self.built: dict = {}  # (value, Access) -> scalar expression
 
     def at(self, u: UOp, access: Access) -> UOp:
-        "The value at an access: a constant, a load, or what was built before"
+        "The value at an access: a constant, what was built before, or a load"
         if u.op is Ops.CONST or is_scalar(u): return u
         if u.op is Ops.ARANGE: return fold(access.idx[0].cast(u.dtype))
         if u.op in GroupOp.State: return load(access, u, u.shape)
-        if u in self.plan.roots: return load(access, u, self.plan.roots[u].shape)
-        return self.built[u, access]
+        if (known := self.built.get((u, access))) is not None: return known
+        return load(access, u, self.plan.roots[u].shape)
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c28
 def reduced(u: UOp, value: UOp, below: Access) -> UOp:
@@ -111,6 +111,7 @@ class States:
 # %% ../../nbs/schedule/15_kernels.ipynb #c40
 def is_older(a: UOp, b: UOp) -> bool:
     "Whether state `a` comes before state `b` of the same storage"
+    if a.op is b.op is Ops.MSELECT: a, b = a.src[0], b.src[0]
     while b.op is Ops.AFTER and b is not a: b = b.src[0]
     return a is b
 
@@ -125,6 +126,10 @@ def saved(state: UOp, storage: UOp) -> UOp:
     return storage.after(body.call(storage, state))
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c46
+def memory_of(state: UOp) -> tuple:
+    "What tells the memory of one state from another's: its storage, and which device's piece"
+    return state.storage, state.arg if state.op is Ops.MSELECT else None
+
 def copy_of(states: States, state: UOp) -> UOp:
     "A copy of a state, made before it is superseded"
     if state not in states.copies:
@@ -135,8 +140,8 @@ def one_state_each(states: States, args: Sequence[UOp]) -> tuple:
     "The arguments; of two states of one buffer the older is read from a copy (M3)"
     newest: dict = {}
     for a in args:
-        if a.storage not in newest or is_older(newest[a.storage], a): newest[a.storage] = a
-    return tuple(a if newest[a.storage] is a else copy_of(states, a) for a in args)
+        if (b := memory_of(a)) not in newest or is_older(newest[b], a): newest[b] = a
+    return tuple(a if newest[memory_of(a)] is a else copy_of(states, a) for a in args)
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c49
 def check_states(args: tuple) -> None:
@@ -144,7 +149,7 @@ def check_states(args: tuple) -> None:
     seen: dict = {}
     for a in args:
         state = state_of(a)
-        if seen.setdefault(state.storage, state) is not state: raise RuntimeError(
+        if seen.setdefault(memory_of(state), state) is not state: raise RuntimeError(
             f'kernel needs two states of one buffer, {state.storage}: an internal error (E7)')
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c52
@@ -289,6 +294,10 @@ def rereads_elsewhere(dest: UOp, value: UOp) -> bool:
                for u in value.toposort())
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c85
+def reads_beside(root: Root, prior: UOp) -> bool:
+    "M6: whether a kernel reads pieces of several devices, among them one that it writes"
+    return any(prior in members(u) for u in root.reads if u.op is Ops.MSTACK)
+
 def staged(root: Root, states: States, state: UOp, dest: UOp, value: UOp) -> list:
     "One call, on a value that another has put into memory of its own (M6)"
     shape, slot = root.node.src[1].shape, len(root.reads)
@@ -304,12 +313,13 @@ def staged(root: Root, states: States, state: UOp, dest: UOp, value: UOp) -> lis
 def assign(b: Builder, states: States, effect: UOp, state: UOp) -> list:
     "Calls that carry out one STORE into existing storage"
     root, (target, u) = b.plan.roots[effect], effect.src
+    if (place := state_of(target)).op is Ops.MSELECT: state = place.replace(src=(state,))
     if u.op is Ops.COPY and u not in b.plan.roots:
         return [call(states, root, BULK, shown(target, state))]
     prior = next(iter(root.reads))
     at = flat_index(prior.shape, target_index(target, root.ranges))
     dest, value = argument(root, prior, prior.shape).index(at), b.at(u, Access(root, root.ranges))
-    if root.rereads and rereads_elsewhere(dest, value):
+    if (root.rereads and rereads_elsewhere(dest, value)) or reads_beside(root, prior):
         return staged(root, states, state, dest, value)
     return [call(states, root, kernel(root, dest, value), state)]
 
@@ -338,11 +348,17 @@ def supersede(b: Builder, states: States, u: UOp) -> None:
     states.of[u] = state.after(*effects)
 
 # %% ../../nbs/schedule/15_kernels.ipynb #c97
+def joined(states: States, u: UOp) -> UOp:
+    "An MSELECT or MSTACK of the states that its sources are by now"
+    now = lambda s: shown(s, states.of[state_of(s)])
+    return u.replace(src=tuple(map(now, u.src)))
+
 def build(plan: Plan) -> States:
     "State of every stored value and every state, sources first"
     b, states = Builder(plan), States(sum(u.op is Ops.ALLOC for u in plan.order))
     for u in plan.order:
         if u.op in (Ops.BUFFER, Ops.ALLOC, Ops.PARAM): states.of[u] = u
+        elif u.op in GroupOp.Join: states.of[u] = joined(states, u)
         elif u.op is Ops.AFTER and u not in states.of: supersede(b, states, u)
         elif u in plan.uses:
             if u.op is not Ops.COPY:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PATH', 'call_of', 'check', 'walk', 'Names', 'new_writers', 'contents', 'detours', 'States', 'Edge', 'naming_edges',
-           'prior_edges', 'order_edges', 'war_edges', 'byte_range', 'regions', 'overlap', 'chain_edges', 'all_edges',
-           'dependencies', 'kahn', 'find_cycle', 'cycle_error', 'bare', 'bare_call', 'fills_temporary', 'frugal',
-           'create_schedule', 'Waiting', 'given_up', 'Saver', 'save_overtaken']
+           'prior_edges', 'order_edges', 'war_edges', 'byte_range', 'region', 'regions', 'overlap', 'chain_edges',
+           'all_edges', 'dependencies', 'kahn', 'find_cycle', 'cycle_error', 'bare', 'bare_call', 'fills_temporary',
+           'frugal', 'create_schedule', 'Waiting', 'given_up', 'Saver', 'save_overtaken']
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c2
 from collections.abc import Iterable
@@ -14,10 +14,11 @@ from itertools import count
 from math import inf
 from typing import NamedTuple
 
+from ..helpers import prod
 from ..ir.dtype import dtypes
 from ..ir.movement import contiguous_view
-from ..ir.spec import VIEWS, is_scalar, state_of
-from ..ir.uop import ParamArg, UOp
+from ..ir.spec import VIEWS, is_scalar, members, state_of
+from ..ir.uop import ParamArg, Sharding, UOp
 from ..ir.vocabulary import GroupOp, Ops
 from .callify import access, buffer_args
 from .kernels import saved
@@ -29,7 +30,8 @@ def call_of(effect: UOp) -> UOp:
     return effect
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c16
-PATH = VIEWS | {Ops.AFTER, Ops.CALL, Ops.END}  # what leads from the sink to every CALL
+# What leads from the sink to every CALL
+PATH = VIEWS | GroupOp.Join | {Ops.AFTER, Ops.CALL, Ops.END}
 
 def check(u: UOp) -> None:
     "None, or an error about an effect that is none or an argument that is no state (F6)"
@@ -63,7 +65,7 @@ class Names:
     def named(self, call: UOp, slots: Iterable[int]) -> dict[UOp, UOp]:
         "{state: buffer} of the arguments in `slots`"
         args = buffer_args(call)
-        states = [state_of(args[i]) for i in sorted(slots)]
+        states = [m for i in sorted(slots) for m in members(state_of(args[i]))]
         return {s: self.buffer.get(s, s) for s in states}
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c25
@@ -159,18 +161,28 @@ def byte_range(view: UOp) -> tuple[int, int] | None:
     return found.offset * item, (found.offset + found.size) * item
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c55
-def regions(call: UOp, buffer: UOp, g: States) -> list[tuple[float, float]]:
-    "Bytes of `buffer` that a CALL's arguments show"
-    views = [a for a in buffer_args(call) if g.buffer.get(s := state_of(a), s) is buffer]
-    return [byte_range(v) or (0, inf) for v in views]
+def region(arg: UOp, state: UOp) -> tuple[float, float]:
+    "Bytes of a state that an argument shows, those of several devices counted one after another"
+    found = byte_range(arg)
+    everywhere = isinstance(state.device, Sharding) is (state_of(arg) is state)
+    if found is None or everywhere: return 0, inf
+    if state_of(arg) is state: return found
+    first = state_of(arg).arg * prod(state.shape) * state.dtype.itemsize
+    return first + found[0], first + found[1]
 
 # %% ../../nbs/schedule/16_linearize.ipynb #c58
+def regions(call: UOp, buffer: UOp, g: States) -> list[tuple[float, float]]:
+    "Bytes of `buffer` that a CALL's arguments show"
+    views = [(a, m) for a in buffer_args(call) for m in members(state_of(a))]
+    return [region(a, m) for a, m in views if g.buffer.get(m, m) is buffer]
+
+# %% ../../nbs/schedule/16_linearize.ipynb #c61
 def overlap(ranges: list[tuple[float, float]]) -> bool:
     "Whether two of the ranges share a byte"
     ranges = sorted(ranges)
     return any(lo < end for (_, end), (lo, _) in zip(ranges, ranges[1:]))
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c61
+# %% ../../nbs/schedule/16_linearize.ipynb #c64
 def chain_edges(g: States) -> Iterable[Edge]:
     "Edges between writers of one AFTER whose regions overlap (F8)"
     place = {c: i for i, c in enumerate(g.calls)}
@@ -180,7 +192,7 @@ def chain_edges(g: States) -> Iterable[Edge]:
         if overlap([r for c in new for r in dict.fromkeys(regions(c, b, g))]):
             yield from (Edge(c, d, 'waw', b) for c, d in zip(new, new[1:]))
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c64
+# %% ../../nbs/schedule/16_linearize.ipynb #c67
 def all_edges(g: States) -> list[Edge]:
     "Every edge, one for a pair of nodes"
     found: dict[tuple[UOp, UOp], Edge] = {}
@@ -192,7 +204,7 @@ def dependencies(sink: UOp) -> list[Edge]:
     "Edges between the CALLs of a kernel graph: 'raw', 'waw', 'war' or 'order'"
     return all_edges(States(walk(sink)))
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c69
+# %% ../../nbs/schedule/16_linearize.ipynb #c72
 def kahn(nodes: Iterable[UOp], edges: Iterable[Edge]) -> list[UOp]:
     "The nodes in an order that obeys the edges, first in first out; fewer on a cycle"
     waiting = dict.fromkeys(nodes, 0)
@@ -207,7 +219,7 @@ def kahn(nodes: Iterable[UOp], edges: Iterable[Edge]) -> list[UOp]:
             if waiting[v] == 0: order.append(v)
     return order
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c77
+# %% ../../nbs/schedule/16_linearize.ipynb #c80
 def find_cycle(edges: Iterable[Edge], done: set[UOp]) -> list[Edge]:
     "Edges of one cycle among nodes that Kahn's algorithm could not reach"
     into = {e.after: e for e in edges if e.before not in done}
@@ -219,7 +231,7 @@ def find_cycle(edges: Iterable[Edge], done: set[UOp]) -> list[Edge]:
     while path[-1].before != u: path.append(into[path[-1].before])
     return path[::-1]
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c79
+# %% ../../nbs/schedule/16_linearize.ipynb #c82
 def cycle_error(cycle: list[Edge]) -> RuntimeError:
     "An error that names the buffers on a cycle (F6)"
     names = dict.fromkeys(f'{e.buffer.op.name} {e.buffer.arg.slot}' for e in cycle)
@@ -228,24 +240,25 @@ def cycle_error(cycle: list[Edge]) -> RuntimeError:
                         'some kernel reads a state that it waits to see overwritten. '
                         'Save a copy of that state before it is superseded (M3).')
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c82
+# %% ../../nbs/schedule/16_linearize.ipynb #c85
 def bare(arg: UOp, g: States) -> UOp:
     "The argument with its state replaced by the buffer, views kept"
     views = []
     while arg.op in VIEWS:
         views.append(arg)
         arg = arg.src[0]
+    if arg.op in GroupOp.Join: arg = arg.replace(src=tuple(bare(s, g) for s in arg.src))
     arg = g.buffer.get(arg, arg)
     for v in reversed(views): arg = v.replace(src=(arg, *v.src[1:]))
     return arg
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c85
+# %% ../../nbs/schedule/16_linearize.ipynb #c88
 def bare_call(call: UOp, g: States) -> UOp:
     "The CALL over buffers alone (F7)"
     args = tuple(a if is_scalar(a) else bare(a, g) for a in call.src[1:])
     return call if args == call.src[1:] else call.replace(src=(call.src[0], *args))
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c88
+# %% ../../nbs/schedule/16_linearize.ipynb #c91
 def fills_temporary(u: UOp, g: States) -> bool:
     "Whether a CALL writes to storage that this schedule has to provide"
     return u.op is Ops.CALL and any(b.op is Ops.ALLOC for b in g.writes[u].values())
@@ -257,7 +270,7 @@ def frugal(edges: list[Edge], g: States) -> list[Edge]:
     for e in edges: (rest if fills_temporary(e.after, g) else lead).append(e)
     return lead + rest
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c91
+# %% ../../nbs/schedule/16_linearize.ipynb #c94
 def create_schedule(sink: UOp) -> UOp:
     "LINEAR of the kernel graph's CALLs in an order that respects every state"
     g = States(walk(sink))
@@ -268,7 +281,7 @@ def create_schedule(sink: UOp) -> UOp:
     calls = tuple(bare_call(u, g) for u in order if u.op is Ops.CALL)
     return UOp(Ops.LINEAR, dtypes.void, calls)
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c108
+# %% ../../nbs/schedule/16_linearize.ipynb #c111
 class Waiting:
     "Kahn's algorithm in steps: the edges that each node still waits for"
     def __init__(self, nodes: Iterable[UOp], edges: Iterable[Edge]):
@@ -287,7 +300,7 @@ class Waiting:
                 on = self.on[e.after]
                 if e in on and on.pop(e) is None and not on: ready.append(e.after)
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c111
+# %% ../../nbs/schedule/16_linearize.ipynb #c114
 def given_up(nodes: list[UOp], edges: Iterable[Edge]) -> list[Edge]:
     "War edges that no order can keep, the first stuck writer in program order going first (M3)"
     w = Waiting(nodes, edges)
@@ -301,7 +314,7 @@ def given_up(nodes: list[UOp], edges: Iterable[Edge]) -> list[Edge]:
         broken += w.on[first]
         w.on[first], ready = {}, [first]
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c114
+# %% ../../nbs/schedule/16_linearize.ipynb #c117
 class Saver:
     "Copies of old states, each made once"
     def __init__(self, g: States, broken: Iterable[Edge]):
@@ -320,10 +333,11 @@ class Saver:
 
     def argument(self, call: UOp, arg: UOp, new: UOp) -> UOp:
         "The argument of a call, read from a copy where the call is late"
-        if is_scalar(arg) or (call, arg.storage) not in self.late: return new
-        return new.substitute({state_of(new): self.copy(state_of(new))})
+        if is_scalar(arg): return new
+        late = [m for m in members(state_of(new)) if (call, m.storage) in self.late]
+        return new.substitute({m: self.copy(m) for m in late}) if late else new
 
-# %% ../../nbs/schedule/16_linearize.ipynb #c116
+# %% ../../nbs/schedule/16_linearize.ipynb #c119
 def save_overtaken(sink: UOp) -> UOp:
     "The kernel graph, with readers that no order can serve reading copies made in time"
     g = States(walk(sink))

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
-from ..helpers import (DEBUG, NO_MEMORY_PLANNER, SPEC, SPLIT_REDUCE, VIZ, Context, prod,
-                               profile_mark, user_line)
+from ..helpers import (DEBUG, NO_MEMORY_PLANNER, RING, SPEC, SPLIT_REDUCE, VIZ, Context,
+                               WeakTable, prod, profile_mark, user_line)
 from ..ir.pattern import Step, recording
 from ..ir.spec import (Spec, call_spec, kernel_graph_spec, schedule_spec, tensor_spec,
                                verify)
-from ..ir.uop import UOp, interned
+from ..ir.uop import UOp, interned, sweep
 from ..ir.vocabulary import Ops
 from .cache import cached
 from .callify import Limits, as_argument, canonical, in_scope, transform_to_call
 from .kernels import get_kernel_graph
 from .linearize import create_schedule, save_overtaken
-from .memory import memory_plan_rewrite
+from .memory import copies_of, memory_plan_rewrite
+from .multi import multi
 from .prepare import prepare, without_functions
 from .rangeify import Policy, default_policy, is_scalar
 
@@ -65,8 +65,8 @@ def checked(name: str, result: UOp, spec: Spec) -> UOp:
 # %% ../../nbs/schedule/19_pipeline.ipynb #c20
 def lower_flat(body: UOp, limits: Limits = Limits(), policy: Policy = default_policy) -> UOp:
     "LINEAR of kernels that carries out a body without programs in it, temporaries planned"
-    with profile_mark('prepare'): sink = checked('prepare', prepare(body, limits),
-                                                   call_spec)
+    with profile_mark('prepare'):
+        sink = checked('prepare', prepare(multi(body), limits), call_spec)
     with profile_mark('rangeify'): graph = get_kernel_graph(sink, limits, policy)
     with profile_mark('order'):
         graph = checked('kernels', save_overtaken(graph), kernel_graph_spec)
@@ -76,14 +76,14 @@ def lower_flat(body: UOp, limits: Limits = Limits(), policy: Policy = default_po
     return checked('memory', planned, schedule_spec)
 
 # %% ../../nbs/schedule/19_pipeline.ipynb #c27
-policies: WeakKeyDictionary[Policy, int] = WeakKeyDictionary()  # each but the default -> its number
+policies: WeakTable[Policy, int] = WeakTable()  # each but the default -> its number
 counter = itertools.count(1)
 
 def settings(policy: Policy) -> tuple:
     "What else shapes a schedule, hence belongs to its key (B7)"
     known = policy is default_policy or policy in policies
     if not known: policies[policy] = next(counter)
-    return policies.get(policy, 'default'), bool(NO_MEMORY_PLANNER), SPLIT_REDUCE.value
+    return policies.get(policy, 'default'), bool(NO_MEMORY_PLANNER), SPLIT_REDUCE.value, RING.value
 
 # %% ../../nbs/schedule/19_pipeline.ipynb #c30
 def lasting(text: bytes, policy: Policy) -> bytes | None:
@@ -164,6 +164,7 @@ class Resolver:
         if u.op is Ops.ALLOC: return self.fresh(u)
         if u.op is Ops.PARAM: return self.args[u.arg.slot] if u.arg.slot >= 0 else u
         if u.op is Ops.BUFFER: return u
+        if u.op is Ops.MSTACK: return u.replace(src=tuple(map(self, u.src)))
         return u.replace(src=(self(u.src[0]), *u.src[1:]))
 
 # %% ../../nbs/schedule/19_pipeline.ipynb #c61
@@ -182,6 +183,7 @@ def resolve_linear_call(linear: UOp, args: Sequence[UOp]) -> UOp:
 def report(linear: UOp, source: str, key: bytes, seconds: float) -> None:
     "None; prints what was scheduled, as DEBUG asks (C5, L2)"
     if DEBUG < 1 or (len(linear.src) < 2 and DEBUG < 3): return
+    sweep()
     print(f'scheduled {len(linear.src):4d} kernels in {seconds * 1e3:8.2f} ms, cache {source:4s} '
           f'{key.hex()[:8]}, {len(interned)} nodes, {user_line()}')
 
@@ -231,7 +233,7 @@ def create_linear_with_vars(linear: UOp) -> tuple[UOp, dict[str, int]]:
 def traffic(call: UOp) -> int:
     "Bytes of the buffers that one call names, each counted once"
     buffers = (a for a in dict.fromkeys(call.src[1:]) if not is_scalar(a))
-    return sum(prod(a.shape) * a.dtype.itemsize for a in buffers)
+    return sum(prod(a.shape) * a.dtype.itemsize * copies_of(a.device) for a in buffers)
 
 # %% ../../nbs/schedule/19_pipeline.ipynb #c88
 def sched_stats(linear: UOp) -> dict[str, Any]:

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['ZERO', 'CONSTANT', 'LEAF', 'SAME_SIZE', 'FEW', 'NONE', 'REPEATS', 'Policy', 'MOST_DEPTH', 'MOST_SIZE', 'MOST_USES',
-           'MOST_KERNELS', 'MOST_STEPS', 'Reason', 'steps_of', 'Root', 'Access', 'both', 'through_movement',
+           'MOST_KERNELS', 'MOST_OPERATIONS', 'Reason', 'steps_of', 'Root', 'Access', 'both', 'through_movement',
            'through_reduce', 'inner', 'views', 'home_of', 'homes', 'leaves_the_size', 'carriers', 'survivors',
            'scatter', 'repeats_everywhere', 'repeats_by_expand', 'dead_axes', 'Site', 'own_loops', 'times', 'hoisted',
-           'computed', 'overlaps', 'repeated_reduction', 'few_outputs', 'shared_parts', 'too_large', 'too_many_args',
-           'too_many_uses', 'default_policy', 'Plan', 'meet', 'note', 'spread', 'required', 'part_of', 'used_elsewhere',
-           'decide', 'stored_shape', 'device_for', 'store', 'copy_source', 'call_sources', 'expand', 'is_bulk',
-           'write_into', 'write', 'rangeify', 'made', 'reasons']
+           'computed', 'overlaps', 'foreign_uses', 'repeated_reduction', 'few_outputs', 'shared_parts', 'too_large',
+           'too_many_args', 'too_many_uses', 'kept_reduction', 'default_policy', 'Plan', 'meet', 'note', 'spread',
+           'at_home', 'required', 'part_of', 'used_elsewhere', 'decide', 'stored_shape', 'device_for', 'store',
+           'copy_source', 'must_store', 'call_sources', 'expand', 'is_bulk', 'write_into', 'write', 'rangeify',
+           'where_to', 'made', 'reasons']
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c2
 from collections import Counter
@@ -22,9 +23,9 @@ from ..ir.dtype import dtypes
 from ..ir.movement import apply_movement_op, room, same, whole
 from ..ir.spec import is_scalar, is_state, state_of
 from ..ir.symbolic import simplify
-from ..ir.uop import BODIES, AxisType, UOp
+from ..ir.uop import BODIES, AxisType, Sharding, UOp
 from ..ir.vocabulary import GroupOp, Ops
-from .callify import Limits, goes_straight, in_scope, is_disk
+from .callify import Limits, goes_straight, in_scope, is_disk, one_range
 from .prepare import FEWEST_PARTS, MOST_PARTS, Survivor, survivor
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c9
@@ -35,6 +36,7 @@ class Reason(NamedTuple):
     stored_bytes: int = 0  # what the buffer takes
     repeats: int = 0       # how often the value would be computed without it
     extra: int = 0         # operations that would cost, at least
+    inline: Container = ()  # uses that compute it all the same
 
     def __str__(self) -> str:
         more = f', or else {self.extra:,} more operations' if self.extra else ''
@@ -257,22 +259,25 @@ def overlaps(access: Access, elements: int) -> bool:
     return nested and times(own) >= 2 * elements
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c68
+def foreign_uses(site: Site) -> set[Access]:
+    "Uses in loops that would compute the value more than once"
+    return {a for a, (_, around) in site.uses.items()
+            if not all(hoisted(own_loops(a), loops, a) for loops in around)}
+
+# %% ../../nbs/schedule/14_rangeify.ipynb #c71
 def repeated_reduction(site: Site) -> Reason | None:
     "E4: a reduction stays inside a kernel when its loops are that kernel's outer loops"
-    if not site.steps or site.node.op in GroupOp.Movement: return None   # its source will be asked
+    if not site.steps or site.kept or site.node.op in GroupOp.Movement: return None
     elements = max(steps_of(site.node.shape), 1)
-    outside = all(hoisted(own_loops(a), loops, a) for a, (_, around) in site.uses.items()
-                  for loops in around)
-    if site.kept and outside: return None
     if len(site.uses) > 1: why = f'a reduction with {len(site.uses)} uses'
-    elif not outside: why = 'a reduction inside loops that it does not depend on'
+    elif foreign_uses(site): why = 'a reduction inside loops that it does not depend on'
     elif any(overlaps(a, elements) for a in site.uses):
         why = 'a reduction that overlapping windows read'
     else: return None
     total = sum(computed(a, around) for a, (_, around) in site.uses.items())
     return Reason('E4', why, 0, -(-total // elements), max(total - elements, 0) * site.steps)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c71
+# %% ../../nbs/schedule/14_rangeify.ipynb #c74
 def few_outputs(access: Access) -> bool:
     "Whether a reduction's kernel has so few outputs that workers cannot share it"
     return times(access.root.loops) < FEWEST_PARTS
@@ -286,7 +291,7 @@ def shared_parts(site: Site) -> Reason | None:
     if not SPLIT_REDUCE or not nested or not all(map(few_outputs, site.uses)): return None
     return Reason('D6', f'{parts} partial results that {site.limits.workers} workers can share')
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c74
+# %% ../../nbs/schedule/14_rangeify.ipynb #c77
 MOST_DEPTH = 256   # operations from a kernel's result down
 MOST_SIZE = 512    # operations of a kernel altogether
 
@@ -299,7 +304,7 @@ def too_large(site: Site) -> Reason | None:
         return Reason('E6', f'the kernel would have more than {MOST_SIZE} operations')
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c77
+# %% ../../nbs/schedule/14_rangeify.ipynb #c80
 def too_many_args(site: Site) -> Reason | None:
     "E6: a kernel must not have more buffers than its device allows"
     new = sum(1 for s in site.node.src if s.op is not Ops.CONST) - 1
@@ -310,7 +315,7 @@ def too_many_args(site: Site) -> Reason | None:
             return Reason('E6', f'the kernel would read more than {most - 1 - spare} buffers')
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c80
+# %% ../../nbs/schedule/14_rangeify.ipynb #c83
 MOST_USES = 4      # different indices of one value in one kernel
 MOST_KERNELS = 16  # different uses of one value altogether
 
@@ -323,14 +328,25 @@ def too_many_uses(site: Site) -> Reason | None:
     extra = sum(times(own_loops(a)) for a in site.uses) - steps_of(site.node.shape)
     return Reason('E1', f'{n} uses would each compute it again', 0, n, max(extra, 0))
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c83
+# %% ../../nbs/schedule/14_rangeify.ipynb #c86
+def kept_reduction(site: Site) -> Reason | None:
+    "E4: what follows a kept reduction is stored for foreign loops, and computed again elsewhere"
+    foreign = foreign_uses(site) if site.kept else ()
+    if not foreign or site.node.op in GroupOp.Movement: return None
+    elements = max(steps_of(site.node.shape), 1)
+    total = sum(computed(a, site.uses[a][1]) for a in foreign)
+    return Reason('E4', 'loops that it does not depend on would repeat it', 0,
+                  -(-total // elements), max(total - elements, 0), site.uses.keys() - foreign)
+
+# %% ../../nbs/schedule/14_rangeify.ipynb #c89
 def default_policy(site: Site) -> Reason | None:
     "The first rule that wants the value stored, or None to compute it where it is used"
-    for rule in (repeated_reduction, shared_parts, too_large, too_many_args, too_many_uses):
+    for rule in (repeated_reduction, shared_parts, too_large, too_many_args, too_many_uses,
+                 kept_reduction):
         if reason := rule(site): return reason
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c86
+# %% ../../nbs/schedule/14_rangeify.ipynb #c92
 class Plan:
     "Which values are results of kernels, and how each value is used"
     def __init__(self, order: list, limits: Limits, policy: Policy):
@@ -347,12 +363,12 @@ class Plan:
         self.uses: dict = {}      # value -> {Access: (depth, sets of loops around)}
         self.below: dict = {}     # (value, Access) -> accesses of its sources
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c89
+# %% ../../nbs/schedule/14_rangeify.ipynb #c95
 def meet(leaf: UOp, root: Root) -> None:
     "None; what has storage becomes an argument of the kernel"
     if leaf.op in GroupOp.State and not is_scalar(leaf): root.read(leaf)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c92
+# %% ../../nbs/schedule/14_rangeify.ipynb #c98
 def note(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) -> None:
     "None; `u` is used in this way too"
     if u.op in LEAF: return meet(u, access.root)
@@ -363,7 +379,7 @@ def note(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) -> N
         else: access.root.pending += 1
     else: uses[access] = max(depth, known[0]), known[1] | around
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c95
+# %% ../../nbs/schedule/14_rangeify.ipynb #c101
 def spread(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) -> tuple:
     "Accesses of all sources of one access, noted as their uses"
     below: tuple[Access, ...]
@@ -375,24 +391,29 @@ def spread(plan: Plan, u: UOp, access: Access, depth: int, around: frozenset) ->
     for s, a in zip(u.src, below): note(plan, s, a, depth, around)
     return below
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c98
+# %% ../../nbs/schedule/14_rangeify.ipynb #c104
+def at_home(plan: Plan, u: UOp) -> Reason:
+    "A1: a value has a home, which users on the same device read"
+    away = [a for a in plan.uses[u] if u.device is None and a.root.device != plan.home[u].device]
+    return Reason('A1', 'its storage is referred to from outside', inline=away)
+
 def required(plan: Plan, u: UOp) -> Reason | None:
     "E2: what has to be stored whatever it costs"
-    if u in plan.home: return Reason('A1', 'its storage is referred to from outside')
+    if u in plan.home: return at_home(plan, u)
     if u.op is Ops.COPY: return Reason('D3', 'a copy between devices')
     if u in plan.forced: return Reason('E2', 'a copy between devices, or a call, reads it')
     if u.op is Ops.STAGE and u.src[0].base.op not in CONSTANT:
         return Reason('E2', 'asked for by .contiguous()')
     return None
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c101
-MOST_STEPS = 32   # operations to look through
+# %% ../../nbs/schedule/14_rangeify.ipynb #c107
+MOST_OPERATIONS = 32   # a value made of more is not looked through
 
 def part_of(plan: Plan, values: Iterable[UOp]) -> set[UOp]:
     "What an element of the values is made of, down to the reductions, as far as it is little"
     seen = set(values)
     stack = list(seen)
-    while stack and len(seen) <= MOST_STEPS:
+    while stack and len(seen) <= MOST_OPERATIONS:
         if (v := stack.pop()).op is Ops.REDUCE: continue
         new = {s for s in v.src if s in plan.carriers} - seen
         seen |= new
@@ -402,11 +423,11 @@ def part_of(plan: Plan, values: Iterable[UOp]) -> set[UOp]:
 def used_elsewhere(plan: Plan, u: UOp) -> bool:
     "Whether all reductions that are part of `u` are known to have other users too"
     own = part_of(plan, [u])
-    if u.op is Ops.REDUCE or len(own) > MOST_STEPS: return False
+    if u.op is Ops.REDUCE or len(own) > MOST_OPERATIONS: return False
     others = part_of(plan, (v for v in own if v is not u and v in plan.uses))
     return all(v in others for v in own if v.op is Ops.REDUCE)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c104
+# %% ../../nbs/schedule/14_rangeify.ipynb #c110
 def decide(plan: Plan, u: UOp) -> Reason | None:
     "Why a value is stored, or None"
     uses = plan.uses[u]
@@ -416,7 +437,7 @@ def decide(plan: Plan, u: UOp) -> Reason | None:
     steps = plan.carriers.get(u, 0)
     return plan.policy(Site(u, uses, steps, plan.limits, bool(steps) and used_elsewhere(plan, u)))
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c107
+# %% ../../nbs/schedule/14_rangeify.ipynb #c113
 def stored_shape(plan: Plan, u: UOp) -> tuple:
     "Shape of a value's storage: without dead axes, where nobody else looks at it (E8)"
     if u in plan.home or u in plan.forced: return u.shape
@@ -428,35 +449,40 @@ def device_for(plan: Plan, u: UOp) -> Any:
     if u in plan.home: return plan.home[u].device
     return u.device or next((a.root.device for a in plan.uses[u]), None)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c110
+# %% ../../nbs/schedule/14_rangeify.ipynb #c116
 def store(plan: Plan, u: UOp, reason: Reason) -> None:
     "None; `u` is the result of a kernel of its own, and its users read it"
     root = Root(u, stored_shape(plan, u), u, device_for(plan, u), reason)
     plan.roots[u] = root
-    for access in plan.uses[u]:
+    own = {Access(root, root.ranges): (0, frozenset((root.loops,)))}
+    inline = {a: use for a, use in plan.uses[u].items() if a in reason.inline}
+    for access in (a for a in plan.uses[u] if a not in inline):
         access.root.read(u)
         access.root.pending -= 1
-    plan.uses[u] = {Access(root, root.ranges): (0, frozenset((root.loops,)))}
+    plan.uses[u] = own | inline
     root.pending = 1
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c113
+# %% ../../nbs/schedule/14_rangeify.ipynb #c119
 def copy_source(plan: Plan, root: Root, u: UOp) -> None:
     "None; a copy reads a state, or one range of a file, and anything else is stored first"
     source = u.src[0]
     root.read(source)
-    if source.op in GroupOp.State or (is_disk(source.device) and is_state(state_of(source))): return
+    if is_state(state_of(source)) and (source.op in GroupOp.State or one_range(source)): return
     plan.forced.add(source)
     plan.uses.setdefault(source, {})
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c116
+# %% ../../nbs/schedule/14_rangeify.ipynb #c122
+def must_store(plan: Plan, value: UOp) -> None:
+    "None; what reads the value needs it in memory"
+    if value.op in LEAF: return
+    plan.forced.add(value)
+    plan.uses.setdefault(value, {})
+
 def call_sources(plan: Plan, call: UOp) -> None:
     "None; a call reads states, and any other argument is stored first (E2)"
-    for value in map(state_of, call.src[1:]):
-        if value.op in LEAF: continue
-        plan.forced.add(value)
-        plan.uses.setdefault(value, {})
+    for value in map(state_of, call.src[1:]): must_store(plan, value)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c119
+# %% ../../nbs/schedule/14_rangeify.ipynb #c125
 def expand(plan: Plan, u: UOp) -> None:
     "None; it is decided about one value, and the uses of its sources are noted"
     if (reason := decide(plan, u)) is not None: store(plan, u, reason)
@@ -467,16 +493,16 @@ def expand(plan: Plan, u: UOp) -> None:
         access.root.size += counts
         plan.below[u, access] = spread(plan, u, access, depth + counts, around)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c122
+# %% ../../nbs/schedule/14_rangeify.ipynb #c128
 def is_bulk(plan: Plan, effect: UOp) -> bool:
-    "A4, A10: whether a STORE is a COPY straight into whole storage or into a file"
+    "A4, A10: whether a STORE is a COPY straight into one stretch of storage or into a file"
     target, value = effect.src
     return goes_straight(target, value) and (plan.users[value] == 1 or is_disk(target.device))
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c125
-def write_into(plan: Plan, effect: UOp, state: UOp) -> None:
+# %% ../../nbs/schedule/14_rangeify.ipynb #c131
+def write_into(plan: Plan, effect: UOp) -> None:
     "None; a STORE into storage that already has a meaning has a kernel"
-    value = effect.src[1]
+    value, state = effect.src[1], state_of(effect.src[0])
     root = Root(effect, value.shape, state, state.device, Reason('E2', 'an assignment'))
     plan.roots[effect] = root
     if is_bulk(plan, effect): copy_source(plan, root, value)
@@ -488,24 +514,32 @@ def write(plan: Plan, after: UOp) -> None:
         if effect.op is not Ops.STORE: continue
         value = effect.src[1]
         if plan.home.get(value) is after: plan.uses.setdefault(value, {})
-        else: write_into(plan, effect, after.src[0])
+        else: write_into(plan, effect)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c128
+# %% ../../nbs/schedule/14_rangeify.ipynb #c134
 def rangeify(sink: UOp, limits: Limits, policy: Policy = default_policy) -> Plan:
     "The plan of all kernels of a program, made from its effects towards its inputs (E1)"
     plan = Plan([u for u in in_scope(sink) if u.op not in BODIES], limits, policy)
     for u in reversed(plan.order):
         if u.op is Ops.AFTER: write(plan, u)
         elif u.op is Ops.CALL: call_sources(plan, u)
+        elif u.op in GroupOp.Join:
+            for s in u.src: must_store(plan, state_of(s))
         elif u in plan.uses: expand(plan, u)
     return plan
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c131
+# %% ../../nbs/schedule/14_rangeify.ipynb #c137
+def where_to(u: UOp, value: UOp) -> str:
+    "The devices that compute a value, where these are several, or the one that it is copied to"
+    if isinstance(u.device, Sharding): return f' on each of {", ".join(u.device.devices)}'
+    return f' to {u.device}' if value.op is Ops.COPY else ''
+
+# %% ../../nbs/schedule/14_rangeify.ipynb #c140
 def made(u: UOp) -> str:
-    "The operation, dtype and shape of what a kernel computes for a value or STORE"
+    "The operation, dtype and shape of what a kernel computes for a value or STORE, and where"
     value = u.src[1] if u.op is Ops.STORE else u
     computed = value if value.base.op in LEAF else value.base
-    return f'{computed.op.name} {value.dtype.name} {value.shape}'
+    return f'{computed.op.name} {value.dtype.name} {value.shape}{where_to(u, value)}'
 
 def reasons(plan: Plan) -> list[str]:
     "A line for each kernel of a plan: what it makes, and why it begins there (L2)"
