@@ -75,6 +75,16 @@ def test_D8_copies_of_other_sizes_of_elements_that_are_written_meanwhile():
     same(t.bitcast(dtypes.int8).to('PYTHON:7').to(D), v.view('int8'))
 
 
+def test_J6_writes_through_a_bitcast_of_what_is_whole_reach_the_right_parts():
+    for dtype in ('uint32', 'uint8', 'int64'):
+        t, v = split([1, 2, 3, 4, 5, 6, 7, 8]).realize(), np.array([8, 7, 6, 5, 4, 3, 2, 1], 'int32')
+        t.flip(0).flip(0).bitcast(dtype).assign(Tensor(v.view(dtype), device=D))
+        same(t, v)
+        t[2:6].bitcast(dtype)[:1] = 0
+        v[2:6].view(dtype)[:1] = 0
+        same(t, v)
+
+
 @pytest.mark.parametrize('ready', [False, True])
 def test_J6_assignment_keeps_the_split_whenever_things_are_computed(ready):
     t, whole = split([1, 2, 3, 4]), split([5, 6, 7, 8], None)

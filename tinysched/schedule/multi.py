@@ -21,11 +21,12 @@ from ..helpers import RING, flatten, prod
 from ..ir.dtype import dtypes
 from ..ir.movement import movement_chain, room, whole, window
 from ..ir.pattern import PatternMatcher, UPat, graph_rewrite
-from ..ir.spec import STORAGE
+from ..ir.spec import STORAGE, state_of
 from ..ir.uop import ParamArg, Sharding, UOp
 from ..ir.vocabulary import GroupOp, Ops, same, simplest
 from .callify import in_scope, is_disk
-from .prepare import copy_of_copy, merged, runs_kernels
+from .prepare import (copy_of_copy, merged, runs_kernels,
+                                        store_through_bitcast)
 
 # %% ../../nbs/schedule/13_multi.ipynb #c15
 def device_index(n: int, back: int = 0) -> UOp:
@@ -263,8 +264,8 @@ def masked(u: UOp) -> UOp | None:
     "A write to all, where it was to a part of the split axis: the rest keeps its value (J6)"
     target, value = u.src
     state, chain = movement_chain(target)
-    if state.device is None or not isinstance(state.device, Sharding): return None
-    if state.device.axis is None or target.device.axis is not None: return None
+    if state_of(target).axis is None or target.axis is not None: return None
+    if state.axis is None: return store_through_bitcast(u)
     return state.store(merged(state, chain, value))
 
 # %% ../../nbs/schedule/13_multi.ipynb #c94
