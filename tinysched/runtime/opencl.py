@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['REMEDY', 'PREFIX', 'MOST_KEPT', 'BUILT', 'programs', 'PACK', 'OPTIONS', 'HEAD', 'module', 'reason', 'links',
-           'devices_of', 'drivers', 'scratch', 'alive', 'sweep', 'last_used', 'chosen', 'packed', 'unpack', 'restore',
-           'keep', 'opencl', 'limits_of', 'build', 'scalar_types', 'grid_of', 'launcher', 'context_of', 'ClQueue',
-           'ClMemory', 'ClCopies', 'piece', 'Texts', 'CL']
+           'devices_of', 'drivers', 'scratch', 'alive', 'sweep', 'last_used', 'chosen', 'packed', 'place_in', 'unpack',
+           'restore', 'keep', 'opencl', 'limits_of', 'build', 'scalar_types', 'grid_of', 'launcher', 'context_of',
+           'ClQueue', 'ClMemory', 'ClCopies', 'piece', 'Texts', 'CL']
 
 # %% ../../nbs/runtime/34_opencl.ipynb #c2
 import atexit, io, os, shutil, tarfile, tempfile, threading, warnings
@@ -106,9 +106,22 @@ def packed(folder: Path) -> bytes:
         for program in chosen(folder): tar.add(program, str(program.relative_to(folder)))
     return out.getvalue()
 
+def place_in(folder: Path, name: str) -> Path:
+    "Where a file of this name goes in the folder; TarError where that is outside"
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise tarfile.TarError(f'{name} is no name in {folder}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
 def unpack(data: bytes, folder: Path) -> None:
     "None; the files of the piece are in the folder"
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar: tar.extractall(folder, filter='data')
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for m in filter(tarfile.TarInfo.isfile, tar):
+            path, source = place_in(folder, m.name), tar.extractfile(m)
+            assert source is not None   # as it is for every plain file
+            path.write_bytes(source.read())
+            os.utime(path, (m.mtime, m.mtime))
 
 # %% ../../nbs/runtime/34_opencl.ipynb #c38
 BUILT: list[str] = []   # names of the kernels this process compiled
