@@ -58,6 +58,10 @@ def test_A5_parts_of_size_0():
     t[1:1] -= t[1:1]
     same(t, np.array([1, 2], 'int32'))
     same(t[2:] + 1, np.zeros(0, 'int32'))
+    t = split(np.zeros((0, 0)), 1).contiguous()
+    total = t.sum(0).sum(0)
+    Tensor.realize(t, total)
+    same(total + 1, np.array(1, 'int32'))
 
 
 def test_A9_other_bytes_of_a_value_that_is_whole_on_each():

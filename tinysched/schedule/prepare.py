@@ -7,8 +7,8 @@ __all__ = ['gone', 'copies', 'joins', 'stages', 'stores', 'IDENTITY', 'sizes', '
            'pm_parts', 'pm_prepare', 'BITS', 'noting', 'noting_parts', 'pm_resize', 'source', 'untagged',
            'copy_of_nothing', 'copy_below_reshape', 'split_views', 'covering', 'arrived', 'runs_kernels',
            'copy_below_views', 'copy_of_copy', 'resizes', 'is_resized', 'is_stored', 'copy_of_staged', 'is_piece',
-           'pieces_in_memory', 'picked', 'staged_twice', 'store_of_itself', 'store_again', 'store_of_nothing', 'viewed',
-           'store_through_bitcast', 'store_reshaped', 'inverse', 'merged', 'filled', 'reduce_of_nothing',
+           'pieces_in_memory', 'picked', 'alike', 'staged_twice', 'store_of_itself', 'store_again', 'store_of_nothing',
+           'viewed', 'store_through_bitcast', 'store_reshaped', 'inverse', 'merged', 'filled', 'reduce_of_nothing',
            'pad_of_nothing', 'opaque', 'transparent', 'sketch', 'Survivor', 'survivor', 'mask_of', 'endless',
            'chosen_sum', 'product_of_mask', 'masked_product', 'parts_for', 'split_axis', 'in_parts', 'bases_only',
            'places', 'narrowed', 'widened', 'note', 'resized', 'prepare', 'describe_value', 'check_arguments', 'Scope',
@@ -150,14 +150,20 @@ def pieces_in_memory(u: UOp) -> UOp | None:
     return None if src == u.src else u.replace(src=src)
 
 def picked(u: UOp) -> UOp | None:
-    "The piece itself, where an MSELECT picks from pieces; of a view of them, the view of it"
+    "The piece itself, where an MSELECT picks from pieces, a view of them, or what is anywhere"
     joined = u.src[0]
+    if joined.device is None: return joined
     if joined.op is Ops.MSTACK: return joined.src[u.arg]
     if joined.op not in VIEWS or len(joined.src) > 1: return None
     below = joined.src[0]
     return joined.replace(src=(u.replace(dtype=below.dtype, src=(below,)),))
 
+def alike(u: UOp) -> UOp | None:
+    "What all pieces of an MSTACK are, where that could be computed anywhere"
+    return u.src[0] if u.src[0].device is None and len(set(u.src)) == 1 else None
+
 joins = PatternMatcher([(UPat(Ops.MSELECT, name='u'), picked),
+                        (UPat(Ops.MSTACK, name='u'), alike),
                         (UPat(GroupOp.Join, name='u'), pieces_in_memory)])
 
 # %% ../../nbs/schedule/12_prepare.ipynb #c39
