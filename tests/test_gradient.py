@@ -231,7 +231,7 @@ def test_two_models_with_one_seed_share_nothing():
 def test_backward_refuses():
     x = Tensor([1.0, 2.0], device='PYTHON', requires_grad=True)
     with pytest.raises(RuntimeError, match=r'shape \(2,\) needs a weight'): (x * 2).backward()
-    with pytest.raises(RuntimeError, match=r'gradient= has shape \(3,\); wanted \(2,\)'): (x * 2).backward(Tensor([1.0, 1.0, 1.0]))
+    with pytest.raises(RuntimeError, match=r'gradient= has shape \(3,\); wanted \(2,\)'): (x * 2).backward(Tensor([1.0, 1.0, 1.0], device='PYTHON'))
     with pytest.raises(RuntimeError, match='no float tensor'): Tensor([1.0], device='PYTHON', requires_grad=False).sum().backward()
     with pytest.raises(RuntimeError, match='before realize'): (x * 2).sum().detach().backward()
     assert x.grad is None and x.tolist() == [1, 2]

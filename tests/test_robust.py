@@ -26,7 +26,8 @@ DEVICES = ['PYTHON', 'CPU', 'CL']
 
 def child(code, device='CPU', **env):
     "A Python process that runs the code"
-    return subprocess.Popen([sys.executable, '-c', textwrap.dedent(code)], text=True, stdout=subprocess.PIPE,
+    hears = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n'   # also as a background job
+    return subprocess.Popen([sys.executable, '-c', hears + textwrap.dedent(code)], text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, env={**os.environ, 'DEV': device, 'SPEC': '0', 'CHECK_OOB': '0', **env},
                             cwd=pathlib.Path(__file__).parents[1])
 

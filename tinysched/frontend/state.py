@@ -110,7 +110,7 @@ def leave(cell: Cell, state: UOp) -> None:
     cell.earlier.append(ref(state))
 
 def become(cell: Cell, state: UOp) -> None:
-    "None; the cell has another state, and stays where it is and split as it is, unless in a file (J6)"
+    "None; the cell has another state, and stays where and split as it is, unless in a file (J6)"
     home = cell.hint = cell.state.device or cell.hint
     anywhere = home is None or is_disk(home) or state.device in (None, home)
     cell.state = state if anywhere else UOp(Ops.COPY, state.dtype, (state,), home)

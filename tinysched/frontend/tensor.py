@@ -183,7 +183,8 @@ def check_kept(name: str, x: Moving, y: Moving) -> None:
     "None; ValueError where items of a split value would have to change devices (J2)"
     place = x.place
     if not isinstance(place, Sharding) or place.axis is None or y.place.axis is not None: return
-    raise ValueError(f'{name}: axis {place.axis} of {x.shape} is split over {", ".join(place.devices)}, '
+    devices = ', '.join(place.devices)
+    raise ValueError(f'{name}: axis {place.axis} of {x.shape} is split over {devices}, '
                      f'and in {y.shape} items would be on other devices. Try .shard(devices, '
                      'another axis) before, or .to(device)')
 
@@ -362,7 +363,7 @@ class Relocating(Sharing):
     __slots__ = ()
     @atomic
     def _become(self, new: Self) -> Self:
-        "The tensor itself, now with the cell of a new one; its own cell moves, if it shows all of it"
+        "The tensor itself, now with the cell of a new one; its own moves, if it shows all of it"
         if new.cell is self.cell: return self
         if not self.chain and not new.chain: state.move(self.cell, new.uop, new.place)
         else:

@@ -1482,7 +1482,8 @@ class Checking(Entries):
         x = None if isinstance(i, bool) else self._index_value(i)
         if x is not None and x.dtype.kind in ('int', 'uint'): return x
         what = f'a {type(i).__name__}' if x is None else f'a value of {x.dtype.name}'
-        raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. How many '
+        raise IndexError(f'index: got {what}; wanted ints, slices, None, ... or int values. '
+                         'How many '
                          f'elements a mask selects is not known yet: try mask.where(x, 0)')
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c396

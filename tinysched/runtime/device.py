@@ -292,7 +292,8 @@ class NamedDevices(Devices):
         if len(devices) == 1: return devices[0]
         kinds = {split_name(d)[0] for d in devices}
         if len(set(devices)) < len(devices) or len(kinds) != 1 or not kinds <= {*COMPUTING, 'NULL'}:
-            raise ValueError(f'devices {", ".join(devices) or "()"}: wanted different ones of one kind that '
+            given = ', '.join(devices) or '()'
+            raise ValueError(f'devices {given}: wanted different ones of one kind that '
                              "computes, like ('CPU:0', 'CPU:1')")
         return Sharding(devices, axis)
     def register(self, kind: str, cls: type) -> None:
@@ -437,7 +438,7 @@ def new_buffer(u: UOp) -> Buffer:
 
 # %% ../../nbs/runtime/31_device.ipynb #c118
 def new_pieces(u: UOp) -> tuple[Buffer, ...]:
-    "A buffer for a BUFFER; for one of several devices a buffer on each: of its part, or of the whole"
+    "A buffer for a BUFFER; of several devices a buffer on each: of its part, or of the whole"
     place, size = u.arg.device, int(prod(u.arg.shape))
     if not isinstance(place, Sharding): return (new_buffer(u),)
     if place.axis is not None: size //= len(place.devices)
@@ -471,7 +472,8 @@ def only_buffer(u: UOp) -> Buffer:
     if u.op is Ops.MSELECT: return piece_of(u)
     if u.op is Ops.BUFFER and not isinstance(u.device, Sharding): return pieces_of(u)[0]
     where = f' on {u.device}' if u.device else ''
-    raise RuntimeError(f'{u.op.name}{where} is no storage of one device: wanted a BUFFER, or a view')
+    raise RuntimeError(f'{u.op.name}{where} is no storage of one device: wanted a BUFFER, '
+                       'or a view')
 
 # %% ../../nbs/runtime/31_device.ipynb #c127
 def new_view(u: UOp) -> Buffer:

@@ -244,7 +244,8 @@ def rest_of(linear: UOp, ran: Collection[int]) -> UOp:
 # %% ../../nbs/runtime/36_realize.ipynb #c80
 def steps_of(linear: UOp) -> list[Step]:
     "The steps of a LINEAR"
-    if isinstance(linear, UOp) and linear.op is Ops.LINEAR: return [step_of(c) for c in calls_of(linear)]
+    if isinstance(linear, UOp) and linear.op is Ops.LINEAR:
+        return [step_of(c) for c in calls_of(linear)]
     what = linear.op.name if isinstance(linear, UOp) else type(linear).__name__
     raise TypeError(f'run_linear of a {what}: wanted the LINEAR that schedule_linear gave')
 
@@ -311,7 +312,8 @@ def mark_pending(linear: UOp) -> UOp:
     number, steps = next(promises), steps_of(linear)
     expected[linear] = versions(steps)
     for s in steps:
-        for slot in s.touch.writes: s.buffers[slot].base.writers.append(Promise(number, ref(s.call)))
+        for slot in s.touch.writes:
+            s.buffers[slot].base.writers.append(Promise(number, ref(s.call)))
     return linear
 
 # %% ../../nbs/runtime/36_realize.ipynb #c104
@@ -557,7 +559,8 @@ def waits_of(steps: Sequence[Step]) -> list[frozenset[int]]:
         before = [old for b, new in mine for old in seen.get(b, ()) if clash(old, new)]
         last = {old.lane: old.step for old in sorted(before, key=lambda old: old.step)}
         waits.append(frozenset(n for lane, n in last.items() if lane != lane_of(s)))
-        for b, new in mine: seen[b] = [old for old in seen.get(b, ()) if not hides(new, old)] + [new]
+        for b, new in mine:
+            seen[b] = [old for old in seen.get(b, ()) if not hides(new, old)] + [new]
     return waits
 
 # %% ../../nbs/runtime/36_realize.ipynb #c175
@@ -703,8 +706,8 @@ def run_boxes(events: Iterable[ProfileEvent]) -> list[Box]:
     part = lambda time: (time - begin) / (end - begin or 1) * PARTS
     rows = {name: row for row, name in enumerate(dict.fromkeys(e.device for e in marks))}
     spans = [(int(part(e.start)), max(0, ceil(part(e.start + e.duration)) - 1)) for e in marks]
-    return [(f'{e.device}: {e.name}', (min(first, last), last), (rows[e.device], rows[e.device] + 1))
-            for e, (first, last) in zip(marks, spans)]
+    return [(f'{e.device}: {e.name}', (min(first, last), last),
+             (rows[e.device], rows[e.device] + 1)) for e, (first, last) in zip(marks, spans)]
 
 # %% ../../nbs/runtime/36_realize.ipynb #c214
 def run_timeline(events: Iterable[ProfileEvent]) -> Drawing:
