@@ -244,8 +244,7 @@ def rest_of(linear: UOp, ran: Collection[int]) -> UOp:
 # %% ../../nbs/runtime/36_realize.ipynb #c80
 def steps_of(linear: UOp) -> list[Step]:
     "The steps of a LINEAR"
-    if isinstance(linear, UOp) and linear.op is Ops.LINEAR:
-        return [step_of(c) for c in calls_of(linear)]
+    if isinstance(linear, UOp) and linear.op is Ops.LINEAR: return [*map(step_of, calls_of(linear))]
     what = linear.op.name if isinstance(linear, UOp) else type(linear).__name__
     raise TypeError(f'run_linear of a {what}: wanted the LINEAR that schedule_linear gave')
 
@@ -312,8 +311,7 @@ def mark_pending(linear: UOp) -> UOp:
     number, steps = next(promises), steps_of(linear)
     expected[linear] = versions(steps)
     for s in steps:
-        for slot in s.touch.writes:
-            s.buffers[slot].base.writers.append(Promise(number, ref(s.call)))
+        for i in s.touch.writes: s.buffers[i].base.writers.append(Promise(number, ref(s.call)))
     return linear
 
 # %% ../../nbs/runtime/36_realize.ipynb #c104
@@ -559,8 +557,7 @@ def waits_of(steps: Sequence[Step]) -> list[frozenset[int]]:
         before = [old for b, new in mine for old in seen.get(b, ()) if clash(old, new)]
         last = {old.lane: old.step for old in sorted(before, key=lambda old: old.step)}
         waits.append(frozenset(n for lane, n in last.items() if lane != lane_of(s)))
-        for b, new in mine:
-            seen[b] = [old for old in seen.get(b, ()) if not hides(new, old)] + [new]
+        for b, new in mine: seen[b] = [u for u in seen.get(b, ()) if not hides(new, u)] + [new]
     return waits
 
 # %% ../../nbs/runtime/36_realize.ipynb #c175
