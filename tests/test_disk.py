@@ -406,7 +406,7 @@ def test_H2_whatever_else_mixes_devices_is_refused_by_name():
         state = target.storage
         with pytest.raises(RuntimeError, match='PYTHON:1 and PYTHON: copy to one device'):
             schedule(UOp.sink(state.after(target.store(value))))
-    with pytest.raises(RuntimeError, match='PYTHON and PYTHON:1'): Tensor([1, 2], device='PYTHON') + \
+    with pytest.raises(RuntimeError, match='PYTHON and on PYTHON:1'): Tensor([1, 2], device='PYTHON') + \
         Tensor([1, 2], device='PYTHON:1')
 
 

@@ -32,8 +32,8 @@ from ..ir.uop import BODIES, Sharding, UOp
 from ..ir.vocabulary import Ops
 from ..runtime.device import Buffer, Device, Lost, buffer_of, pieces_of
 from ..runtime.disk import SCRATCH, file_buffer
-from ..runtime.realize import (JitError, break_promises, capturing, mark_pending, rest_of,
-                                       run_linear)
+from ..runtime.realize import (JitError, Patience, break_promises, capturing, mark_pending,
+                                       rest_of, run_linear)
 from ..schedule.callify import (Limits, Placed, as_argument, in_scope, is_disk, is_write,
                                         needs_storage, one_range, outcomes, place, range_of_each,
                                         stored_part)
@@ -379,8 +379,9 @@ def owe(calls: Sequence[UOp]) -> None:
 def run_owed(calls: Sequence[UOp]) -> None:
     "None; the calls, which are the next of what is owed, have run; what has is owed no longer"
     linear, ran = UOp(Ops.LINEAR, dtypes.void, tuple(calls)), set[int]()
-    try: run_linear(linear, ran=ran)
-    finally: unfinished[:len(calls)] = rest_of(linear, ran).src
+    with Patience():
+        try: run_linear(linear, ran=ran)
+        finally: unfinished[:len(calls)] = rest_of(linear, ran).src
 
 # %% ../../nbs/frontend/40_state.ipynb #c111
 def give_up(error: Exception) -> None:
@@ -415,13 +416,14 @@ def finish() -> None:
 def execute(linear: UOp, commit: Callable[[], None]) -> None:
     "None; the schedule has run and the states are settled, or nothing has happened"
     ran: set[int] = set()
-    try: run_linear(linear, ran=ran)
-    except BaseException:
-        if ran:   # there is no way back, so the rest is owed
-            owe(rest_of(linear, ran).src)
-            commit()
-        raise
-    commit()
+    with Patience():   # what has run is committed, whenever Ctrl-C comes
+        try: run_linear(linear, ran=ran)
+        except BaseException:
+            if ran:   # there is no way back, so the rest is owed
+                owe(rest_of(linear, ran).src)
+                commit()
+            raise
+        commit()
 
 # %% ../../nbs/frontend/40_state.ipynb #c119
 def realize(wanted: Sequence[Cell]) -> None:

@@ -489,7 +489,9 @@ class Patience:
     def __enter__(self) -> 'Patience':
         ours = threading.current_thread() is threading.main_thread()   # others never hear it
         self.heard = False
-        self.handler: Any = get_handler(signal.SIGINT) if ours else None
+        self.before: Any = get_handler(signal.SIGINT) if ours else None
+        around = getattr(self.before, '__self__', None)    # a block like this one, further out
+        self.handler: Any = around.handler if isinstance(around, Patience) else self.before
         if callable(self.handler): set_handler(signal.SIGINT, self.note)
         return self
     def note(self, *_: object) -> None: self.heard = True
@@ -499,7 +501,7 @@ class Patience:
         self.heard = False
         self.handler(signal.SIGINT, None)
     def __exit__(self, *error: object) -> None:
-        if callable(self.handler): set_handler(signal.SIGINT, self.handler)
+        if callable(self.handler): set_handler(signal.SIGINT, self.before)
         self.listen()
 
 # %% ../../nbs/runtime/36_realize.ipynb #c158
