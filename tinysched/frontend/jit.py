@@ -25,12 +25,12 @@ import numpy as np
 
 from ..helpers import DEBUG, WeakTable, dedup, flatten
 from ..ir.dtype import dtypes
-from ..ir.spec import members, state_of
+from ..ir.spec import is_scalar, members, state_of
 from ..ir.uop import BODIES, UOp, slots
 from ..ir.vocabulary import Ops
 from ..runtime.device import Buffer, Device, pieces, pieces_of
 from ..runtime.realize import (JitError, Step, allocate, capturing, check_promises,
-                                       compiled, is_variable, launch_of, order_of, rest_of,
+                                       compiled, launch_of, order_of, rest_of,
                                        run_launches, steps_of, touch)
 from ..schedule.callify import in_scope, is_disk
 from ..schedule.memory import memory_plan_rewrite
@@ -248,7 +248,7 @@ def capture(f: Callable[[], Any]) -> Capture:
 # %% ../../nbs/frontend/44_jit.ipynb #c76
 def arguments_of(call: UOp) -> list[list[UOp]]:
     "Storage that a call names, by slot; of an argument joined from several devices, of each piece"
-    return [[m.storage for m in members(state_of(a))] for a in call.src[1:] if not is_variable(a)]
+    return [[m.storage for m in members(state_of(a))] for a in call.src[1:] if not is_scalar(a)]
 
 def written_by(calls: Iterable[UOp]) -> dict[UOp, None]:
     "Storage that the calls write"
@@ -432,7 +432,7 @@ def closed_over(seen: Capture, inputs: Collection[Cell], written: Collection[UOp
 # %% ../../nbs/frontend/44_jit.ipynb #c128
 def named_by(call: UOp) -> list[UOp]:
     "Storage and variables that a call names"
-    return [a for a in call.src[1:] if is_variable(a)] + flatten(arguments_of(call))
+    return [a for a in call.src[1:] if is_scalar(a)] + flatten(arguments_of(call))
 
 def spread(calls: Iterable[UOp], varying: set[UOp]) -> set[UOp]:
     "What varies, and what is written by calls that touch it"

@@ -6,13 +6,13 @@
 __all__ = ['lock', 'COPYING', 'touched', 'Work', 'programs', 'expansions', 'promises', 'expected', 'PIECE', 'set_handler',
            'get_handler', 'Lane', 'inboxes', 'PARTS', 'capturing', 'Touch', 'covered', 'kernel_touch', 'remember',
            'touch', 'work', 'total', 'accesses', 'traffic', 'Program', 'cost', 'program', 'family', 'compile_kernels',
-           'programs_of', 'Step', 'is_variable', 'step_of', 'piece', 'on_each', 'calls_of', 'rest_of', 'steps_of',
-           'is_kernel', 'compiled', 'compile_linear', 'missing', 'value_of', 'given', 'versions', 'mark_pending',
-           'break_promises', 'promised', 'check_promises', 'check_versions', 'keep_promises', 'allocate',
-           'check_copies', 'copy_in_pieces', 'copy', 'Launch', 'copy_launch', 'kernel_launch', 'launch_of', 'report',
-           'announce', 'is_watched', 'timed', 'watched', 'count', 'Patience', 'one_by_one', 'lane_of', 'Use', 'uses',
-           'clash', 'hides', 'waits_of', 'Order', 'order_of', 'serve', 'inbox_of', 'Flow', 'Begin', 'End', 'Sent',
-           'Run', 'in_queues', 'launched', 'extent', 'overlap', 'run_boxes', 'run_timeline', 'JitError', 'Capturing',
+           'programs_of', 'Step', 'step_of', 'piece', 'on_each', 'calls_of', 'rest_of', 'steps_of', 'is_kernel',
+           'compiled', 'compile_linear', 'missing', 'value_of', 'given', 'versions', 'mark_pending', 'break_promises',
+           'promised', 'check_promises', 'check_versions', 'keep_promises', 'allocate', 'check_copies',
+           'copy_in_pieces', 'copy', 'Launch', 'copy_launch', 'kernel_launch', 'launch_of', 'report', 'announce',
+           'is_watched', 'timed', 'watched', 'count', 'Patience', 'one_by_one', 'lane_of', 'Use', 'uses', 'clash',
+           'hides', 'waits_of', 'Order', 'order_of', 'serve', 'inbox_of', 'Flow', 'Begin', 'End', 'Sent', 'Run',
+           'in_queues', 'launched', 'extent', 'overlap', 'run_boxes', 'run_timeline', 'JitError', 'Capturing',
            'with_values', 'hand_over', 'run_launches', 'run_linear']
 
 # %% ../../nbs/runtime/36_realize.ipynb #c2
@@ -33,7 +33,7 @@ from ..helpers import (CHECK_OOB, DEBUG, NOOPT, PROFILE, GlobalCounters, Profile
                                WeakTable, common_lock, dedup, flatten, profile_mark)
 from ..ir.draw import Box, Drawing, timeline
 from ..ir.uop import KernelInfo, Sharding, UOp
-from ..ir.spec import STORAGE
+from ..ir.spec import STORAGE, is_scalar
 from ..ir.vocabulary import GroupOp, Ops
 from .device import Buffer, Device, Machine, Promise, Runner, buffer_of, crowd
 from .python import elements, loops_of, number as number_of
@@ -192,15 +192,10 @@ class Step(NamedTuple):
     machine: Machine
 
 # %% ../../nbs/runtime/36_realize.ipynb #c62
-def is_variable(u: UOp) -> bool:
-    "Whether an argument is a scalar variable, bound or not"
-    return u.op is Ops.BIND or (u.op is Ops.PARAM and u.arg.name is not None)
-
-# %% ../../nbs/runtime/36_realize.ipynb #c65
 def step_of(call: UOp) -> Step:
     "The call, its buffers found"
     body, *args = call.src
-    buffers = [buffer_of(a) for a in args if not is_variable(a)]
+    buffers = [buffer_of(a) for a in args if not is_scalar(a)]
     bound = {v.arg.name: n for v, n in (a.unbind() for a in args if a.op is Ops.BIND)}
     devices = dedup(b.device for b in buffers)
     if body.op is Ops.STORE or len(devices) == 1:
@@ -208,16 +203,16 @@ def step_of(call: UOp) -> Step:
     where = ' and '.join(devices) or 'no device'
     raise RuntimeError(f'a kernel over buffers on {where}: copy to one device first')
 
-# %% ../../nbs/runtime/36_realize.ipynb #c68
+# %% ../../nbs/runtime/36_realize.ipynb #c65
 def piece(a: UOp, i: int, n: int) -> UOp:
     "What device number `i` of `n` gets of an argument"
     if (number := numbers(i, n).get(a)) is not None: return a.bind(number)
     if a.op is Ops.MSTACK: return a.src[i]
-    if is_variable(a): return a
+    if is_scalar(a): return a
     if a.op not in STORAGE: return a.replace(src=(piece(a.src[0], i, n), *a.src[1:]))
     return UOp(Ops.MSELECT, a.dtype, (a,), i)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c71
+# %% ../../nbs/runtime/36_realize.ipynb #c68
 expansions: WeakTable[UOp, tuple[UOp, ...]] = WeakTable()
 
 def on_each(call: UOp) -> tuple[UOp, ...]:
@@ -231,17 +226,17 @@ def on_each(call: UOp) -> tuple[UOp, ...]:
         expansions[call] = tuple(call.replace(src=(body, *args)) for args in given)
     return expansions[call]
 
-# %% ../../nbs/runtime/36_realize.ipynb #c74
+# %% ../../nbs/runtime/36_realize.ipynb #c71
 def calls_of(linear: UOp) -> list[UOp]:
     "The calls of a LINEAR, each for one device"
     return flatten(map(on_each, linear.src))
 
-# %% ../../nbs/runtime/36_realize.ipynb #c77
+# %% ../../nbs/runtime/36_realize.ipynb #c74
 def rest_of(linear: UOp, ran: Collection[int]) -> UOp:
     "LINEAR of the calls that have not run, in order; `ran` has the numbers of the others"
     return linear.replace(src=tuple(c for n, c in enumerate(calls_of(linear)) if n not in ran))
 
-# %% ../../nbs/runtime/36_realize.ipynb #c80
+# %% ../../nbs/runtime/36_realize.ipynb #c77
 def steps_of(linear: UOp) -> list[Step]:
     "The steps of a LINEAR"
     if isinstance(linear, UOp) and linear.op is Ops.LINEAR: return [*map(step_of, calls_of(linear))]
@@ -252,7 +247,7 @@ def is_kernel(s: Step) -> bool:
     "Whether the step runs a kernel, not a bulk copy"
     return s.call.src[0].op is not Ops.STORE
 
-# %% ../../nbs/runtime/36_realize.ipynb #c83
+# %% ../../nbs/runtime/36_realize.ipynb #c80
 def compiled(steps: Sequence[Step]) -> list[Program | None]:
     "The program of each step, None for a copy; what is missing is compiled"
     wanted: dict[Machine, dict[bytes, UOp]] = {}
@@ -261,25 +256,25 @@ def compiled(steps: Sequence[Step]) -> list[Program | None]:
     found = {machine: programs_of(machine, kernels) for machine, kernels in wanted.items()}
     return [found[s.machine][s.call.src[0].key] if is_kernel(s) else None for s in steps]
 
-# %% ../../nbs/runtime/36_realize.ipynb #c86
+# %% ../../nbs/runtime/36_realize.ipynb #c83
 def compile_linear(linear: UOp) -> UOp:
     "The LINEAR itself, all its kernels compiled"
     compiled(steps_of(linear))
     return linear
 
-# %% ../../nbs/runtime/36_realize.ipynb #c89
+# %% ../../nbs/runtime/36_realize.ipynb #c86
 def missing(name: str, p: Program) -> RuntimeError:
     "The error of a variable without a value (I3)"
     return RuntimeError(f'variable {name} has no value in kernel {p.name}: bind it with '
                         f'Variable({name!r}, ...).bind(n), or pass var_vals={{{name!r}: n}}')
 
-# %% ../../nbs/runtime/36_realize.ipynb #c92
+# %% ../../nbs/runtime/36_realize.ipynb #c89
 def value_of(name: str, p: Program, known: Mapping[str, int]) -> int:
     "The value a variable was given; RuntimeError where it was given none"
     if name not in known: raise missing(name, p)
     return p.variables[name].allowed(known[name])
 
-# %% ../../nbs/runtime/36_realize.ipynb #c95
+# %% ../../nbs/runtime/36_realize.ipynb #c92
 def given(s: Step, p: Program, var_vals: Mapping[str, int]) -> dict[str, int]:
     "Values by the kernel's own names: of arguments by their slot, of free variables by name"
     known = {**var_vals, **s.bound}
@@ -291,7 +286,7 @@ def given(s: Step, p: Program, var_vals: Mapping[str, int]) -> dict[str, int]:
         else: raise missing(a.arg.name, p)
     return known
 
-# %% ../../nbs/runtime/36_realize.ipynb #c98
+# %% ../../nbs/runtime/36_realize.ipynb #c95
 def versions(steps: Iterable[Step]) -> dict[Buffer, int]:
     "Version that each buffer must have when the steps run, of those whose content they read"
     made: set[Buffer] = set()
@@ -302,7 +297,7 @@ def versions(steps: Iterable[Step]) -> dict[Buffer, int]:
         made |= {s.buffers[slot].base for slot in s.touch.writes}
     return wanted
 
-# %% ../../nbs/runtime/36_realize.ipynb #c101
+# %% ../../nbs/runtime/36_realize.ipynb #c98
 promises = itertools.count()
 expected: WeakTable[UOp, dict[Buffer, int]] = WeakTable()
 
@@ -314,20 +309,20 @@ def mark_pending(linear: UOp) -> UOp:
         for i in s.touch.writes: s.buffers[i].base.writers.append(Promise(number, ref(s.call)))
     return linear
 
-# %% ../../nbs/runtime/36_realize.ipynb #c104
+# %% ../../nbs/runtime/36_realize.ipynb #c101
 def break_promises(linear: UOp, why: str) -> None:
     "None; who wants what the LINEAR should have written is told why it will never be there"
     for s in steps_of(linear):
         for p in (p for slot in s.touch.writes for p in s.buffers[slot].base.writers):
             if p.call() is s.call: p.lost = why
 
-# %% ../../nbs/runtime/36_realize.ipynb #c107
+# %% ../../nbs/runtime/36_realize.ipynb #c104
 def promised(steps: Iterable[Step]) -> float:
     "Number of the first promise that the steps will keep; infinity if they made none"
     return min((p.number for s in steps for slot in s.touch.writes
                 for p in s.buffers[slot].base.writers if p.call() is s.call), default=inf)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c110
+# %% ../../nbs/runtime/36_realize.ipynb #c107
 def check_promises(steps: Sequence[Step]) -> None:
     "None; RuntimeError where a step reads what another schedule should have written and has not"
     number, fresh = None, set()
@@ -340,7 +335,7 @@ def check_promises(steps: Sequence[Step]) -> None:
             if first.number < number or (first.lost and first.number == number): b.check_ready()
         fresh |= {s.buffers[slot] for slot in s.touch.covers}
 
-# %% ../../nbs/runtime/36_realize.ipynb #c113
+# %% ../../nbs/runtime/36_realize.ipynb #c110
 def check_versions(linear: UOp, steps: Sequence[Step]) -> None:
     "None; RuntimeError where a later schedule than this handed out one has already run (M10)"
     if linear not in expected: return
@@ -352,7 +347,7 @@ def check_versions(linear: UOp, steps: Sequence[Step]) -> None:
         'it was made: run schedules in the order in which they were made, or schedule again')
     del expected[linear]
 
-# %% ../../nbs/runtime/36_realize.ipynb #c116
+# %% ../../nbs/runtime/36_realize.ipynb #c113
 def keep_promises(s: Step) -> None:
     "None; what the step wrote no longer waits for it, and has a new version"
     for slot in s.touch.writes:
@@ -364,7 +359,7 @@ def keep_promises(s: Step) -> None:
         if whole: del waiting[:len(waiting) if mine is None else mine + 1]
         elif mine is not None: del waiting[mine]
 
-# %% ../../nbs/runtime/36_realize.ipynb #c119
+# %% ../../nbs/runtime/36_realize.ipynb #c116
 def allocate(steps: Iterable[Step]) -> None:
     "None; all buffers have memory, or MemoryError and none has more than before"
     bases = dedup(b.base for s in steps for b in s.buffers)
@@ -376,7 +371,7 @@ def allocate(steps: Iterable[Step]) -> None:
         raise MemoryError(f'no room for {sum(b.nbytes for b in new)} bytes in {len(new)} buffers '
                           f'on {b.device}; nothing was run') from None
 
-# %% ../../nbs/runtime/36_realize.ipynb #c122
+# %% ../../nbs/runtime/36_realize.ipynb #c119
 def check_copies(steps: Iterable[Step]) -> None:
     "None; an error where a copy from or to one of the devices could not be made"
     for s in steps:
@@ -384,7 +379,7 @@ def check_copies(steps: Iterable[Step]) -> None:
         for slot, b in enumerate(s.buffers):
             Device[b.device].check(b.base.memory, b.offset, b.nbytes, slot in s.touch.writes)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c125
+# %% ../../nbs/runtime/36_realize.ipynb #c122
 PIECE = 1 << 24   # bytes
 
 def copy_in_pieces(dst: Buffer, src: Buffer) -> None:
@@ -396,7 +391,7 @@ def copy_in_pieces(dst: Buffer, src: Buffer) -> None:
         here.copyout(piece, src.base.memory, src.offset + at)
         there.copyin(dst.base.memory, piece, dst.offset + at)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c128
+# %% ../../nbs/runtime/36_realize.ipynb #c125
 def copy(dst: Buffer, src: Buffer) -> None:
     "None; `dst` holds the bytes of `src`, through host memory where it must be"
     if dst.nbytes != src.nbytes: raise RuntimeError(f'copy of {src} to {dst}: sizes differ')
@@ -409,7 +404,7 @@ def copy(dst: Buffer, src: Buffer) -> None:
         here.copyout(room[dst.offset:dst.offset + dst.nbytes], src.base.memory, src.offset)
     else: copy_in_pieces(dst, src)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c131
+# %% ../../nbs/runtime/36_realize.ipynb #c128
 class Launch(NamedTuple):
     "A step with everything at hand"
     step: Step
@@ -419,14 +414,14 @@ class Launch(NamedTuple):
     nbytes: int
     source: str = ''   # '' where it is a copy
 
-# %% ../../nbs/runtime/36_realize.ipynb #c134
+# %% ../../nbs/runtime/36_realize.ipynb #c131
 def copy_launch(s: Step) -> Launch:
     "The launch of a bulk copy"
     dst, src = s.buffers
     name, nbytes = f'copy {src.device} to {dst.device}', dst.nbytes + src.nbytes
     return Launch(s, name, lambda: copy(dst, src), 0, nbytes)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c137
+# %% ../../nbs/runtime/36_realize.ipynb #c134
 def kernel_launch(s: Step, p: Program, var_vals: Mapping[str, int]) -> Launch:
     "The launch of a kernel"
     known = given(s, p, var_vals) if p.variables else var_vals
@@ -435,19 +430,19 @@ def kernel_launch(s: Step, p: Program, var_vals: Mapping[str, int]) -> Launch:
     def start() -> None: begin([(b.base.memory, b.offset) for b in buffers], scalars)
     return Launch(s, p.name, start, *cost(p, known), p.runner.source or p.name)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c140
+# %% ../../nbs/runtime/36_realize.ipynb #c137
 def launch_of(s: Step, p: Program | None, var_vals: Mapping[str, int]) -> Launch:
     "The launch of a step"
     return copy_launch(s) if p is None else kernel_launch(s, p, var_vals)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c143
+# %% ../../nbs/runtime/36_realize.ipynb #c140
 def report(x: Launch, seconds: float) -> str:
     "One line about a launch that has run"
     rate = 1e-9 / max(seconds, 1e-9)
     return (f'{x.step.machine.name:8s} {x.name:32s} {seconds * 1e3:9.3f} ms '
             f'{x.ops * rate:8.2f} GFLOPS {x.nbytes * rate:8.2f} GB/s {x.nbytes / 1e6:9.3f} MB')
 
-# %% ../../nbs/runtime/36_realize.ipynb #c146
+# %% ../../nbs/runtime/36_realize.ipynb #c143
 def announce(x: Launch) -> None:
     "None; the source and the UOps are printed if DEBUG asks for them"
     if DEBUG >= 4 and x.source: print(x.source)
@@ -457,7 +452,7 @@ def is_watched() -> bool:
     "Whether somebody wants to know how long each launch takes"
     return DEBUG >= 2 or bool(PROFILE)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c149
+# %% ../../nbs/runtime/36_realize.ipynb #c146
 def timed(x: Launch) -> float:
     "Seconds that the launch took; it has run and ended"
     with profile_mark(f'run {x.name}', x.step.machine.name):
@@ -472,7 +467,7 @@ def watched(x: Launch) -> None:
     took = timed(x)
     if DEBUG >= 2: print(report(x, took))
 
-# %% ../../nbs/runtime/36_realize.ipynb #c152
+# %% ../../nbs/runtime/36_realize.ipynb #c149
 def count(launches: Sequence[Launch], seconds: float) -> None:
     "None; the global counters grow"
     with lock:
@@ -481,7 +476,7 @@ def count(launches: Sequence[Launch], seconds: float) -> None:
         GlobalCounters.global_mem += sum(x.nbytes for x in launches)
         GlobalCounters.time_sum_s += seconds
 
-# %% ../../nbs/runtime/36_realize.ipynb #c155
+# %% ../../nbs/runtime/36_realize.ipynb #c152
 set_handler, get_handler = unwrap(signal.signal), unwrap(signal.getsignal)   # a tenth of the time
 
 class Patience:
@@ -504,7 +499,7 @@ class Patience:
         if callable(self.handler): set_handler(signal.SIGINT, self.before)
         self.listen()
 
-# %% ../../nbs/runtime/36_realize.ipynb #c158
+# %% ../../nbs/runtime/36_realize.ipynb #c157
 def one_by_one(launches: Sequence[Launch], ran: set[int]) -> None:
     "None; the launches have run, in order, and `ran` has their numbers"
     watch = is_watched()
@@ -516,7 +511,7 @@ def one_by_one(launches: Sequence[Launch], ran: set[int]) -> None:
             keep_promises(x.step)
             if ctrl_c.heard: ctrl_c.listen()
 
-# %% ../../nbs/runtime/36_realize.ipynb #c163
+# %% ../../nbs/runtime/36_realize.ipynb #c162
 Lane = tuple[str, bool]
 
 def lane_of(s: Step) -> Lane:
@@ -524,7 +519,7 @@ def lane_of(s: Step) -> Lane:
     machine = s.machine
     return machine.name if machine.in_memory else machine.kind, is_kernel(s)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c166
+# %% ../../nbs/runtime/36_realize.ipynb #c165
 class Use(NamedTuple):
     "A stretch of a buffer's bytes that a step reads or writes"
     first: int
@@ -539,7 +534,7 @@ def uses(s: Step, number: int) -> list[tuple[Buffer, Use]]:
     return [(b.base, Use(b.offset, b.offset + b.nbytes, slot in s.touch.writes, lane, number))
             for slot, b in enumerate(s.buffers) if slot in touched]
 
-# %% ../../nbs/runtime/36_realize.ipynb #c169
+# %% ../../nbs/runtime/36_realize.ipynb #c168
 def clash(a: Use, b: Use) -> bool:
     "Whether two uses of one buffer must keep their order"
     return (a.writes or b.writes) and a.first < b.end and b.first < a.end
@@ -549,7 +544,7 @@ def hides(new: Use, old: Use) -> bool:
     return ((new.writes or (new.lane == old.lane and not old.writes))
             and new.first <= old.first and old.end <= new.end)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c172
+# %% ../../nbs/runtime/36_realize.ipynb #c171
 def waits_of(steps: Sequence[Step]) -> list[frozenset[int]]:
     "For each step the steps in other lanes that it waits for, of each lane the last (F1, F2)"
     seen: dict[Buffer, list[Use]] = {}
@@ -562,12 +557,13 @@ def waits_of(steps: Sequence[Step]) -> list[frozenset[int]]:
         for b, new in mine: seen[b] = [u for u in seen.get(b, ()) if not hides(new, u)] + [new]
     return waits
 
-# %% ../../nbs/runtime/36_realize.ipynb #c175
+# %% ../../nbs/runtime/36_realize.ipynb #c174
 class Order(NamedTuple):
     "The numbers of the launches in each lane, and what each launch waits for in other lanes"
     lanes: dict[Lane, list[int]]
     waits: list[frozenset[int]]
 
+# %% ../../nbs/runtime/36_realize.ipynb #c177
 def order_of(steps: Sequence[Step]) -> Order | None:
     "Lanes and waits of steps; None where one device, beside files, does all of it"
     if len({s.machine for s in steps if s.machine.in_memory}) < 2: return None
@@ -575,7 +571,7 @@ def order_of(steps: Sequence[Step]) -> Order | None:
     for number, s in enumerate(steps): lanes.setdefault(lane_of(s), []).append(number)
     return Order(lanes, waits_of(steps))
 
-# %% ../../nbs/runtime/36_realize.ipynb #c180
+# %% ../../nbs/runtime/36_realize.ipynb #c182
 inboxes: dict[Lane, SimpleQueue] = {}
 
 def serve(inbox: SimpleQueue) -> None:
@@ -592,7 +588,7 @@ def inbox_of(lane: Lane) -> SimpleQueue:
 
 if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=inboxes.clear)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c183
+# %% ../../nbs/runtime/36_realize.ipynb #c185
 class Flow:
     "Launches on their way through the lanes"
     def __init__(self, launches: Sequence[Launch], ran: set[int], order: Order):
@@ -605,7 +601,7 @@ class Flow:
         self.stopped = False                 # after a failure nothing new begins
         self.changed, self.over = threading.Condition(), SimpleQueue[None]()
 
-# %% ../../nbs/runtime/36_realize.ipynb #c186
+# %% ../../nbs/runtime/36_realize.ipynb #c188
 class Begin(Flow):
     "How launches begin"
     def begins(self, number: int) -> bool:
@@ -621,7 +617,7 @@ class Begin(Flow):
             self.ran.add(number)
             keep_promises(self.launches[number].step)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c189
+# %% ../../nbs/runtime/36_realize.ipynb #c191
 class End(Begin):
     "How launches end"
     def ended(self, number: int, error: BaseException | None = None) -> None:
@@ -633,7 +629,7 @@ class End(Begin):
             if not self.running and (self.stopped or len(self.ran) == len(self.launches)):
                 self.over.put(None)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c192
+# %% ../../nbs/runtime/36_realize.ipynb #c194
 class Sent(End):
     "How launches come to the threads"
     def work(self, numbers: Sequence[int]) -> None:
@@ -650,7 +646,7 @@ class Sent(End):
             for inbox, numbers in zip(inboxes, self.order.lanes.values()):
                 inbox.put(partial(copy_context().run, self.work, numbers))
 
-# %% ../../nbs/runtime/36_realize.ipynb #c195
+# %% ../../nbs/runtime/36_realize.ipynb #c197
 class Run(Sent):
     "A run of launches through the lanes of several devices"
     def wait(self) -> None:
@@ -664,7 +660,7 @@ class Run(Sent):
             if self.failed: raise self.failed[min(self.failed)]
         finally: self.failed.clear()
 
-# %% ../../nbs/runtime/36_realize.ipynb #c198
+# %% ../../nbs/runtime/36_realize.ipynb #c200
 def in_queues(launches: Sequence[Launch], ran: set[int], order: Order) -> bool:
     "Whether all have run; False where no thread can be started, and nothing has run"
     run = Run(launches, ran, order)
@@ -679,7 +675,7 @@ def in_queues(launches: Sequence[Launch], ran: set[int], order: Order) -> bool:
         for n in sorted(ran) if DEBUG >= 2 else (): print(report(launches[n], run.took[n]))
     return True
 
-# %% ../../nbs/runtime/36_realize.ipynb #c205
+# %% ../../nbs/runtime/36_realize.ipynb #c207
 def launched(events: Iterable[ProfileEvent]) -> list[ProfileEvent]:
     "The marks that launches left on their devices, by device and time"
     return sorted((e for e in events if e.device), key=lambda e: (e.device, e.start))
@@ -688,14 +684,14 @@ def extent(events: Sequence[ProfileEvent]) -> tuple[float, float]:
     "When the first of the marks begins, and when the last ends"
     return min(e.start for e in events), max(e.start + e.duration for e in events)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c208
+# %% ../../nbs/runtime/36_realize.ipynb #c210
 def overlap(events: Iterable[ProfileEvent]) -> float:
     "How many devices were busy on average, from the first launch to the end of the last"
     marks = launched(events)
     begin, end = extent(marks)
     return sum(e.duration for e in marks) / (end - begin)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c211
+# %% ../../nbs/runtime/36_realize.ipynb #c213
 PARTS = 48
 
 def run_boxes(events: Iterable[ProfileEvent]) -> list[Box]:
@@ -708,7 +704,7 @@ def run_boxes(events: Iterable[ProfileEvent]) -> list[Box]:
     return [(f'{e.device}: {e.name}', (min(first, last), last),
              (rows[e.device], rows[e.device] + 1)) for e, (first, last) in zip(marks, spans)]
 
-# %% ../../nbs/runtime/36_realize.ipynb #c214
+# %% ../../nbs/runtime/36_realize.ipynb #c216
 def run_timeline(events: Iterable[ProfileEvent]) -> Drawing:
     "Drawing of what ran when, a row for each device"
     events = launched(events)
@@ -716,7 +712,7 @@ def run_timeline(events: Iterable[ProfileEvent]) -> Drawing:
     title = f'{(end - begin) * 1e3:.3g} ms, {overlap(events):.2f} devices busy on average'
     return timeline(run_boxes(events), title, axis='part')
 
-# %% ../../nbs/runtime/36_realize.ipynb #c219
+# %% ../../nbs/runtime/36_realize.ipynb #c221
 class JitError(RuntimeError):
     "The error of a function that cannot be captured, or of a call that does not fit (I5)"
 
@@ -726,7 +722,7 @@ class Capturing(threading.local):
 
 capturing = Capturing()
 
-# %% ../../nbs/runtime/36_realize.ipynb #c222
+# %% ../../nbs/runtime/36_realize.ipynb #c224
 def with_values(call: UOp, var_vals: Mapping[str, int]) -> UOp:
     "The call, its free variables bound"
     free = {a: a.bind(var_vals[a.arg.name]) for a in call.src[1:]
@@ -739,7 +735,7 @@ def hand_over(linear: UOp, var_vals: Mapping[str, int], steps: Iterable[Step]) -
     capturing.take(with_values(c, var_vals) for c in linear.src)
     for s in steps: keep_promises(s)
 
-# %% ../../nbs/runtime/36_realize.ipynb #c225
+# %% ../../nbs/runtime/36_realize.ipynb #c227
 def run_launches(launches: Sequence[Launch], ran: set[int], order: Order | None = None) -> None:
     "None; all have run, and `ran` has their numbers; what an error left out is not in there"
     began = time.perf_counter()
