@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from tinysched import Context, GlobalCounters, Tensor
+from tinysched import Context, GlobalCounters, Tensor, sched_stats
 from tinysched.ir.dtype import dtypes
 from tinysched.ir.spec import state_of
 from tinysched.ir.uop import Sharding, UOp
@@ -88,6 +88,24 @@ def test_J4_threshold_is_where_the_bytes_are_equal():
         equal = STEP * (2 * (n - 1) - 1) * n / ((n - 1) * (n - 2))   # 2(n-1) (S + B/n) = S + (n-1) B
         assert ring_pays(int(equal * 1.001), n) and not ring_pays(int(equal * 0.999), n)
     assert not ring_pays(1 << 40, 2)    # two devices: as many bytes, in two steps instead of one
+
+
+def counts(linear: UOp) -> tuple[int, int, int]:
+    "Kernels, copies and temporaries of a schedule"
+    stats = sched_stats(linear)
+    named = {a.storage for c in linear.src for a in c.src[1:]}
+    return stats['kernels'], stats['copies'], sum(s is not None and s.op is Ops.ALLOC for s in named)
+
+
+@pytest.mark.parametrize('n, kb', [(3, 1153), (4, 854)])    # from where on a ring pays
+@pytest.mark.parametrize('setting', (0, 1, 2))
+def test_J4_the_setting_forbids_allows_and_demands_a_ring(setting, n, kb):
+    for size, pays in (((kb - 1) << 8, False), (kb << 8, True)):
+        with Context(RING=setting): linear = lower_flat(stored(sharded((n, size), 0, n).sum(0)))
+        goes_around = setting == 2 or setting == 1 and pays
+        assert counts(linear)[1] == n * (n - 1) * (2 if goes_around else 1)
+        received = (n - 1) * 4 * (2 * -(-size // n) if goes_around else size)
+        assert communicated(linear) == dict.fromkeys(names(n), received)
 
 
 def kernels(t: Tensor) -> int:
@@ -189,6 +207,25 @@ def test_J5_exchange_moves_stretches_without_a_kernel_for_each():
     np.testing.assert_array_equal(split((8, 12), 0).shard(names(N), 1).numpy(), split((8, 12), None).numpy())
 
 
+@pytest.mark.parametrize('to, received', [('PYTHON', {}), ('PYTHON:1', {}), ('PYTHON:5', {'PYTHON:5': A})])
+def test_J5_a_device_that_has_all_of_a_value_receives_nothing(to, received):
+    assert communicated(split((8, 16), None).to(to).schedule_linear()) == received
+
+
+def test_J5_parts_move_to_other_devices_one_by_one():
+    others = tuple(f'PYTHON:{i}' for i in range(N, 2 * N))
+    linear = split((8, 16), 0).shard(others, 0).schedule_linear()
+    assert counts(linear)[:2] == (0, N) and communicated(linear) == dict.fromkeys(others, A // N)
+
+
+def test_J5_what_is_handed_to_each_and_kept_is_copied_once():
+    x = Tensor(np.ones((8, 16), 'float32'), device='PYTHON').realize()
+    for axis in (None, 0):
+        y = x.shard(names(N), axis)
+        linear = Tensor.schedule_linear(y, y + 1)
+        assert counts(linear) == (2, N - 1, 0)    # one copy stays on its device; the sum reads what was copied
+
+
 def sharded(shape: tuple, axis: int | None, n: int = 3, slot: int = 1) -> UOp:
     "An argument that several devices hold"
     return UOp.param(slot, dtypes.float32, shape, Sharding(names(n), axis))
@@ -210,6 +247,37 @@ def test_J2_operations_rise_to_the_parts():
     graph = multi(stored((x + y).exp2()))
     assert not {'UNSHARD', 'COPY', 'MSTACK', 'MSELECT'} & set(ops(graph))
     assert {u.shape for u in graph.toposort() if u.op in (Ops.PARAM, Ops.ADD)} == {(2, 4)}
+
+
+def brought_to(x: UOp, place) -> UOp:
+    "A value on other devices"
+    return UOp(Ops.COPY, x.dtype, (x,), place)
+
+
+def test_J5_parts_are_received_where_they_belong():
+    x = sharded((6, 4), 0)
+    assert counts(lower_flat(stored(brought_to(x, 'PYTHON') + 1))) == (1, 3, 1)    # the sum, from one temporary
+    assert counts(lower_flat(stored(brought_to(x, Sharding(names(3))) + 1))) == (2, 3 * 2, 1)   # and each device's own part
+
+
+def test_A4_a_gather_goes_straight_into_what_it_is_stored_in():
+    x = sharded((6, 4), 0)
+    assert counts(lower_flat(stored(brought_to(x, 'PYTHON')))) == (0, 3, 0)
+    assert counts(lower_flat(stored(brought_to(x, Sharding(names(3)))))) == (1, 3 * 2, 0)    # each device's own part
+
+
+def test_A4_a_gather_goes_into_what_its_parts_were_made_of():
+    a = split((8, 16), None).numpy()
+    for made, want in ((lambda x: x * 2, a * 2), (lambda x: x.flip(0) + x, a[::-1] + a), (lambda x: x + x.sum(0), a + a.sum(0))):
+        y = split((8, 16), None)
+        old = y + 1
+        y.assign(made(y.shard(names(N), 0)).shard(names(N)))
+        y.realize()
+        for piece in pieces_of(y.uop.storage): np.testing.assert_array_equal(piece.numpy(), want.reshape(-1))
+        np.testing.assert_array_equal(old.numpy(), a + 1)
+    y = split((8, 16), None)
+    y.assign((y.shard(names(N), 0) * 2).shard(names(N)))
+    assert counts(y.schedule_linear()) == (1, N * (N - 1), 0)
 
 
 def test_J2_reduce_over_the_split_axis_is_an_allreduce():

@@ -94,6 +94,16 @@ def test_M3_the_write_of_a_call_is_seen_by_every_stage():
     assert list(state.writes_of([a.uop])) == outcomes(a.uop.src[1]) == [a.uop]
 
 
+def test_N1_loops_may_be_closed_one_by_one(device):
+    def add_rows(out, x):
+        i, j = UOp.range(3, 0), UOp.range(4, 1)
+        return out[i, j].store(x[i, j] + i).end(j).end(i).sink(arg=info('add_rows'))
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    out = Tensor.empty(3, 4)
+    out.custom_kernel(Tensor(x), fxn=add_rows)
+    np.testing.assert_array_equal(out.numpy(), x + np.arange(3)[:, None])
+
+
 def test_N1_the_arguments_become_after_the_call(device):
     a, b = memory(1., 2), memory(3., 4)
     out = Tensor.empty(2)

@@ -9,6 +9,11 @@ import pytest
 from tinysched import Context, GlobalCounters, Tensor, explain, flip
 from tinysched.frontend.explain import page
 from tinysched.frontend.state import live
+from tinysched.ir import draw
+from tinysched.ir.dtype import dtypes
+from tinysched.ir.pattern import Step
+from tinysched.ir.uop import UOp
+from tinysched.ir.vocabulary import Ops
 from tinysched.schedule.pipeline import viewers, watching
 
 R = np.random.default_rng(0)
@@ -86,3 +91,28 @@ def test_L1_off_means_no_page_and_no_folder(tmp_path):
     code = 'import tinysched as ts; (ts.Tensor([1.0], device="PYTHON") * 2).realize()'
     subprocess.run([sys.executable, '-c', code], env=env, check=True)
     assert not (tmp_path / 'tinysched' / 'viz').exists()
+
+
+def test_L1_a_long_log_says_how_much_of_it_is_shown():
+    n = UOp.variable('n', 0, 9)
+    log = [Step(n + i, f'here.py:{i}', n) for i in range(1, 4)]
+    shown = draw.rewrites(log, most=2)._repr_mimebundle_()
+    words = shown['text/plain'].splitlines()
+    assert [line.split(':')[:2] for line in words[:2]] == [['1. here.py', '1'], ['2. here.py', '2']] and words[2:] == ['showing 2 of 3 rewrites']
+    assert shown['text/html'].count('<details') == 2 and '<p>showing 2 of 3 rewrites</p>' in shown['text/html']
+    assert 'showing' not in repr(draw.rewrites(log, most=3))
+
+
+def test_L1_a_graph_without_a_program_that_lays_it_out_is_words(monkeypatch):
+    monkeypatch.setattr(draw.shutil, 'which', lambda program: None)
+    shown = draw.graph(UOp.variable('n', 0, 9) + 1)._repr_mimebundle_()
+    assert 'image/svg+xml' not in shown
+    assert 'pip install graphviz-pure' in shown['text/plain'] and 'digraph {' in shown['text/plain'] and 'PARAM n' in shown['text/plain']
+
+
+def test_L1_a_broken_node_is_a_question_mark_in_the_picture():
+    x = UOp.variable('n', 0, 9)
+    broken = UOp(Ops.PERMUTE, dtypes.int32, (x,), (3,))   # of no axes, the fourth
+    with pytest.raises(IndexError): draw.caption(broken)
+    assert [draw.told(u, draw.caption) for u in (x, broken)] == ['PARAM n\nindex', 'PERMUTE ?']
+    assert '>PERMUTE ?<' in draw.graph(broken)._repr_mimebundle_()['image/svg+xml']

@@ -7,9 +7,9 @@ import pytest
 from effort import effort
 from tinysched.frontend.tensor import Tensor
 from tinysched.ir.dtype import dtypes
-from tinysched.ir.uop import KernelInfo, UOp
+from tinysched.ir.uop import KernelInfo, Sharding, UOp
 from tinysched.ir.vocabulary import Ops
-from tinysched.schedule.linearize import access, buffer_args, create_schedule, dependencies
+from tinysched.schedule.linearize import access, buffer_args, create_schedule, dependencies, save_overtaken
 
 F32 = dtypes.float32
 
@@ -134,6 +134,92 @@ def test_F4_end_around_a_call_is_that_call():
     looped = call.end(UOp.range(2, 7))
     linear = create_schedule(UOp.sink(y.after(looped)))
     assert linear.src == (call,)
+
+
+BOTH = Sharding(('CPU', 'CPU:1'))
+
+
+def stack(*pieces): return UOp(Ops.MSTACK, F32, pieces)
+
+
+def piece(state, i): return UOp(Ops.MSELECT, F32, (state,), i)
+
+
+def edges_of(*states):
+    "Names of two kernels, and why one runs before the other"
+    return {(e.before.src[0].arg.name, e.after.src[0].arg.name, e.kind) for e in dependencies(UOp.sink(*states))}
+
+
+@pytest.mark.parametrize('last', [0, 1])
+@pytest.mark.parametrize('writer_first', [True, False])
+def test_F4_a_stack_reads_the_states_of_all_devices(writer_first, last):
+    x, z = [buf(device=d) for d in BOTH.devices], buf(device=BOTH)
+    made = [x[i].after(kernel(f'make{i}', 1, 0).call(x[i])) for i in (0, 1)]
+    read = z.after(kernel('reader').call(z, stack(*made)))
+    over = made[last].after(kernel('writer', 1, 0).call(made[last]))
+    both = (over, read) if writer_first else (read, over)
+    assert edges_of(*both) == {('make0', 'reader', 'raw'), ('make1', 'reader', 'raw'),
+                               (f'make{last}', 'writer', 'waw'), ('reader', 'writer', 'war')}
+    linear = create_schedule(UOp.sink(*both))
+    assert bodies(linear)[-2:] == ['reader', 'writer'] and linear.src[2].src[1:] == (z, stack(*x))
+
+
+@pytest.mark.parametrize('writer_first', [True, False])
+def test_F4_a_piece_that_is_read_is_read_before_its_state_is_superseded(writer_first):
+    x, y = buf(device=BOTH), buf(device='CPU:1')
+    made = x.after(kernel('make', 1, 0).call(x))
+    read = y.after(kernel('reader').call(y, piece(made, 1)))
+    for target in (made, piece(made, 1)):      # on all devices, or on that one
+        over = made.after(kernel('writer', 1, 0).call(target))
+        both = (over, read) if writer_first else (read, over)
+        assert edges_of(*both) == {('make', 'reader', 'raw'), ('make', 'writer', 'waw'), ('reader', 'writer', 'war')}
+        assert bodies(create_schedule(UOp.sink(*both))) == ['make', 'reader', 'writer']
+
+
+@pytest.mark.parametrize('view', [lambda u: u, lambda u: u.shrink(((1, 3),)).reshape((2, 1))])
+@pytest.mark.parametrize('last', [0, 1])
+@pytest.mark.parametrize('writer_first', [True, False])
+def test_F4_an_after_over_a_stack_supersedes_the_states_of_all_devices(writer_first, last, view):
+    x, y = [buf(device=d) for d in BOTH.devices], buf(device=BOTH.devices[last])
+    made = [x[i].after(kernel(f'make{i}', 1, 0).call(x[i])) for i in (0, 1)]
+    read = y.after(kernel('reader').call(y, made[last]))
+    target = view(stack(*made))
+    over = target.after(kernel('writer', 1, 0).call(target))
+    z = buf(device=BOTH)
+    late = z.after(kernel('late').call(z, over))
+    both = (late, read) if writer_first else (read, late)
+    assert edges_of(*both) == {('make0', 'writer', 'waw'), ('make1', 'writer', 'waw'), ('writer', 'late', 'raw'),
+                               (f'make{last}', 'reader', 'raw'), ('reader', 'writer', 'war')}
+    linear = create_schedule(UOp.sink(*both))
+    assert bodies(linear)[-2:] == ['writer', 'late'] and linear.src[-1].src[1:] == (z, view(stack(*x)))
+
+
+@pytest.mark.parametrize('writer_first', [True, False])
+def test_F4_an_after_over_a_piece_supersedes_its_state(writer_first):
+    x, y, z = buf(device=BOTH), buf(device='CPU:1'), buf(device='CPU:1')
+    read, over = y.after(kernel('reader').call(y, x)), piece(x, 1).after(kernel('writer', 1, 0).call(piece(x, 1)))
+    late = z.after(kernel('late').call(z, buf(device='CPU:1').after(over)))     # it waits, and reads something else
+    both = (over, read) if writer_first else (read, over)
+    assert edges_of(*both) == {('reader', 'writer', 'war')}
+    assert bodies(create_schedule(UOp.sink(late, *both))) == ['reader', 'writer', 'late']
+
+
+def test_M3_a_reader_of_two_buffers_that_one_kernel_writes_reads_copies_of_both():
+    a, b, z = buf(), buf(), buf()
+    call = kernel('over', 2, 1).call(a, b, z)
+    read = z.after(kernel('read', 1, 2).call(z, a, b))
+    linear = create_schedule(save_overtaken(UOp.sink(a.after(call), b.after(call), read)))
+    assert bodies(linear) == ['copy_4', 'copy_4', 'over', 'read']
+    assert [c.src[2] for c in linear.src[:2]] == [a, b] and linear.src[3].src[2:] == tuple(c.src[1] for c in linear.src[:2])
+
+
+def test_M3_what_no_order_serves_is_saved_on_all_devices():
+    x, z = [buf(device=d) for d in BOTH.devices], buf(device=BOTH)
+    over = stack(*x).after(kernel('over').call(stack(*x), z))
+    read = z.after(kernel('read').call(z, stack(*x)))
+    linear = create_schedule(save_overtaken(UOp.sink(over, read)))
+    assert bodies(linear) == ['copy_4', 'copy_4', 'over', 'read']
+    assert [c.src[2] for c in linear.src[:2]] == x and linear.src[3].src[2] is stack(*(c.src[1] for c in linear.src[:2]))
 
 
 def test_F5_first_in_first_out():
@@ -285,6 +371,16 @@ def test_F8_overlapping_effects_are_chained():
     lo, hi = x.shrink(((0, 5),)), x.shrink(((4, 8),))
     x1 = x.after(kernel('hi').call(hi, z), kernel('lo').call(lo, z))
     assert [e.kind for e in dependencies(x1.sink())] == ['waw']
+
+
+def test_F8_writers_of_pieces_of_different_devices_are_unordered():
+    x, z = buf(8, BOTH), [buf(device=d) for d in BOTH.devices]
+    lo, hi = ((0, 5),), ((4, 8),)
+    def writers(*places): return x.after(*(kernel(f'{i}{span}').call(piece(x, i).shrink(span), z[i]) for i, span in places))
+    assert dependencies(writers((0, lo), (1, lo)).sink()) == dependencies(writers((0, hi), (1, lo)).sink()) == []
+    assert [e.kind for e in dependencies(writers((1, lo), (1, hi)).sink())] == ['waw']      # the same piece, where they overlap
+    own = kernel('own').call(x.shrink(lo), buf(5, BOTH))                                   # on all devices
+    assert [e.kind for e in dependencies(x.after(own, kernel('one').call(piece(x, 1).shrink(hi), z[1])).sink())] == ['waw']
 
 
 # ---- through the whole pipeline

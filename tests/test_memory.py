@@ -19,7 +19,7 @@ from tinysched.ir.spec import state_of
 from tinysched.schedule import memory
 from tinysched.schedule.linearize import byte_range
 from tinysched.schedule.memory import (by_area, by_size, clashes, lanes, lifetimes, lower_bound, memory_plan_rewrite,
-                                       Timetable, nbytes, pack, place, plan, rematerialise, touched)
+                                       Timetable, nbytes, pack, place, plan, rematerialise, touched, verify)
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'bench'))
 from planner_table import GRAPHS, lanes as planned_lanes  # noqa: E402
@@ -139,6 +139,19 @@ def test_K2_clashes_are_found():
     assert arena.at == dict(a=0, b=4, c=0) and clashes(arena) == []
     assert clashes(arena._replace(at=dict(a=0, b=3, c=0))) == [('a', 'b'), ('b', 'c')]
     assert clashes(arena._replace(at=dict(a=2, b=0, c=9))) == [('a', 'b')]
+
+
+def test_K2_an_arena_whose_live_buffers_share_bytes_is_refused():
+    arena = place(lifetimes(['a', 'ab', 'bc', 'c']), dict(a=4, b=4, c=4))
+    assert verify(arena) is arena
+    with pytest.raises(RuntimeError, match="K2: 'b' and 'c' share bytes, and both are alive at step 2"):
+        verify(arena._replace(at=dict(a=0, b=4, c=7)))
+
+
+def test_L2_an_arena_shows_itself_as_a_picture():
+    shown = place(lifetimes(['a', 'ab', 'bc', 'c']), dict(a=4, b=4, c=4))._repr_mimebundle_()
+    assert shown['text/plain'].splitlines() == ['8 bytes, lower bound 8', 'a: steps 0-1, bytes 0-3', 'b: steps 1-2, bytes 4-7', 'c: steps 2-3, bytes 0-3']
+    assert all(f'>{name}</text>' in shown['image/svg+xml'] for name in 'abc')
 
 
 def test_K2_an_output_never_lies_on_an_input_of_its_kernel():

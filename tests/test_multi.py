@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from tinysched import Context, Device, Tensor, nn, sched_stats, schedule_cache
+from tinysched import Context, Device, Tensor, dtypes, nn, run_linear, sched_stats, schedule_cache
 from tinysched.ir.uop import Sharding
 from tinysched.runtime.device import pieces_of
 from tinysched.nn.optim import SGD, Adam, AdamW
@@ -79,7 +79,7 @@ def test_J1_negative_axes_and_other_spellings():
 
 
 @pytest.mark.parametrize('shape, devices, axis, error, says', [
-    ((7, 3), 2, 0, ValueError, ['(7, 3)', 'axis 0', 'PYTHON:0', '7 is no multiple of 2', 'Try .pad()']),
+    ((7, 3), 2, 0, ValueError, ['(7, 3)', 'axis 0', 'PYTHON:1', '7 is no multiple of 2', 'Try .pad()']),
     ((4, 6), 4, -1, ValueError, ['(4, 6)', 'axis 1', '6 is no multiple of 4']),
     ((4, 6), 2, 2, IndexError, ['(4, 6)', 'axis 2', '-2 to 1']),
     ((4, 6), 2, -3, IndexError, ['(4, 6)', 'axis -3']),
@@ -94,7 +94,8 @@ def test_J1_negative_axes_and_other_spellings():
     ((4, 6), ('PYTHON:x', 'PYTHON'), 0, ValueError, ['(4, 6)', 'PYTHON:x', 'number after the colon']),
     ((4, 6), 3.5, 0, TypeError, ['(4, 6)', '3.5', 'names']),
     ((4, 6), None, 0, TypeError, ['(4, 6)', 'None', 'names']),
-    ((4, 6), (1, 2), 0, TypeError, ['device 1', 'name'])])
+    ((4, 6), (1, 2), 0, TypeError, ['(4, 6)', 'device 1', 'name']),
+    ((4, 6), [['PYTHON', 'PYTHON:1']], 0, TypeError, ['(4, 6)', "['PYTHON', 'PYTHON:1']", 'name'])])
 @pytest.mark.parametrize('word', ['shard', 'shard_'])
 def test_J1_what_cannot_be_split_is_refused_and_nothing_is_lost(word, shape, devices, axis, error, says):
     a = f32(*shape)
@@ -106,12 +107,28 @@ def test_J1_what_cannot_be_split_is_refused_and_nothing_is_lost(word, shape, dev
 
 
 @pytest.mark.parametrize('make', [
+    lambda p: Tensor(f32(3, 3)).shard_like(split_in_columns), lambda p: Tensor(f32(3, 3), device=p), lambda p: Tensor.zeros(3, 3, device=p), lambda p: Tensor(f32(3)).to(p),
+    lambda p: Tensor.empty(3, 3, device=p), lambda p: Tensor.rand(3, 3, device=p), lambda p: Tensor.arange(3, device=p), lambda p: Tensor([1.0]).shard_like(split_in_columns)])
+def test_J1_a_place_that_comes_from_another_tensor_is_checked(make):
+    global split_in_columns
+    split_in_columns = Tensor(f32(4, 4)).shard(names(2), 1)
+    with pytest.raises((ValueError, IndexError), match=r'split of shape \(.*: (3 is no multiple of 2|axis 1 of a value)'): make(split_in_columns.place)
+
+
+def test_J1_shard_like_wants_a_tensor():
+    with pytest.raises(TypeError, match='shard_like: 3 is a int; wanted a Tensor'): Tensor([1.0]).shard_like(3)
+
+
+@pytest.mark.parametrize('make', [
     lambda d: Tensor([1.0, 2.0], device=d), lambda d: Tensor.zeros(4, device=d), lambda d: Tensor.rand(4, device=d),
     lambda d: Tensor.empty(4, device=d), lambda d: Tensor.arange(4, device=d), lambda d: Tensor([1.0]).full_like(2, device=d),
     lambda d: Tensor([1.0]).to(d), lambda d: Tensor([1.0]).clone(d), lambda d: Tensor([1.0]).to_(d), lambda d: Tensor.eye(3, device=d)])
 def test_J1_device_tuples_are_checked_everywhere(make):
-    for bad in (('PYTHON', 'CPU'), ('PYTHON', 'PYTHON'), (), ('DISK:a', 'DISK:b'), ('NPY', 'PYTHON')):
-        with pytest.raises(ValueError, match='wanted different ones of one kind'): make(bad)
+    for bad, why in ((('PYTHON', 'CPU'), 'PYTHON and CPU are different kinds'), (('PYTHON:1', 'PYTHON', 'python:1'), 'PYTHON:1 is named twice'),
+                     ((), 'none are named'), (('DISK:a', 'DISK:b'), 'DISK computes nothing'), (('NPY', 'NPY'), 'NPY computes nothing')):
+        with pytest.raises(ValueError, match=f'{why}; wanted different ones of one kind'): make(bad)
+    for bad in ((('PYTHON', 'PYTHON:1'),), (0, 1)):
+        with pytest.raises(TypeError, match='wanted a name'): make(bad)
     x = make(names(2))
     assert x.device == place(2).devices and x.realize().uop.axis is None
     assert x.numpy().shape == x.shape
@@ -668,7 +685,7 @@ def test_J7_training_on_other_devices(kind):
     same(lambda put: trained(put, SPLITS['odd'], OPTIMIZERS['momentum'], 0, 1), 2, tol=1e-4)
 
 
-@pytest.mark.parametrize('split, axis', [('data', 0), ('tensor', None)])
+@pytest.mark.parametrize('split, axis', [('data', 0), ('tensor', None), ('tensor', 0)])
 def test_J7_kernels_of_a_step_do_not_depend_on_the_number_of_devices(split, axis):
     def step(put):
         net = mlp(put, SPLITS[split])
@@ -680,6 +697,49 @@ def test_J7_kernels_of_a_step_do_not_depend_on_the_number_of_devices(split, axis
         return sched_stats(Tensor.schedule_linear(*optimizer.schedule_step()))
     two, *more = (step(over(n)) for n in (2, 3, 4))
     assert [s['kernels'] for s in more] == [two['kernels']] * 2
+
+
+A12 = f32(12, 24)
+HANDED = {   # values on one device, on the host or in a file, and how they are handed out
+    'host': (lambda file: Tensor(A12), 1), 'memory': (lambda file: Tensor(A12).realize(), 1), 'rows': (lambda file: Tensor(A12).realize(), 0),
+    'turned': (lambda file: Tensor(A12).realize().T, 0), 'lazy': (lambda file: Tensor(A12).realize() * 2, 0), 'lazy columns': (lambda file: Tensor(A12).realize() * 2, 1),
+    'random': (lambda file: Tensor.rand(12, 24), 1), 'file': (lambda file: file, 1), 'turned file': (lambda file: file.T, 0), 'part of a file': (lambda file: file[2:, 1:13], 1),
+    'flipped file': (lambda file: file.flip(1), 1), 'file of bytes': (lambda file: file.bitcast(dtypes.uint8), 1), 'later': (lambda file: file.reshape(2, 12, 12).permute(2, 0, 1), 2)}
+
+@pytest.mark.parametrize('name', HANDED)
+def test_J7_handing_out_takes_as_many_kernels_on_any_number_of_devices(name, tmp_path):
+    make, axis = HANDED[name]
+    A12.tofile(tmp_path / 'x')
+    def handed(n):
+        Tensor.manual_seed(3)
+        x = make(Tensor.empty(12, 24, device=f'DISK:{tmp_path}/x'))
+        linear = (y := x.shard(names(n), axis)).schedule_linear()
+        run_linear(linear)
+        np.testing.assert_array_equal(y.numpy(), x.numpy())
+        return sched_stats(linear)['kernels']
+    assert len({handed(n) for n in (2, 3, 4)}) == 1
+
+
+@pytest.mark.parametrize('word', ['cumsum', 'sum', 'softmax', 'shrink', 'flip', 'sort_rows', 'concatenate', 'write'])
+@pytest.mark.parametrize('axis', [0, 1])
+def test_J7_words_take_as_many_kernels_on_any_number_of_devices(word, axis):
+    def act(x, y):
+        if word == 'cumsum': return x.cumsum(axis)
+        if word == 'sum': return x.sum(axis)
+        if word == 'softmax': return x.softmax(axis)
+        if word == 'shrink': return x[1:-1, 1:-1] * 2
+        if word == 'flip': return x.flip(axis) + 1
+        if word == 'sort_rows': return x.argmax(axis)
+        if word == 'concatenate': return Tensor.cat(x, y, dim=axis)
+        x[1:-1, 1:-1] = y[1:-1, 1:-1] * 2
+        return x
+    def count(n):
+        x, y = (Tensor(f32(12, 24, seed=k)).shard(names(n), axis).realize() for k in (1, 2))
+        linear = (z := act(x, y)).schedule_linear()
+        run_linear(linear)
+        np.testing.assert_allclose(z.numpy(), act(Tensor(f32(12, 24, seed=1)), Tensor(f32(12, 24, seed=2))).numpy(), rtol=1e-5, atol=1e-5)
+        return sched_stats(linear)['kernels']
+    assert len({count(n) for n in (2, 3, 4)}) == 1
 
 
 def test_J7_the_same_parts_are_one_kernel():

@@ -457,7 +457,8 @@ MISTAKES += [
     ('shrink', ValueError, lambda x: x.shrink(((1,), (0, 0)))), ('cat', TypeError, lambda x: x.cat(3)), ('repeat', ValueError, lambda x: x.repeat(2)),
     ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(2, 2, 1, 1), stride=(1, 2, 3))), ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(2, 2, 1, 1), stride=0)),
     ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(2, 2, 5, 5))), ('conv2d', ValueError, lambda x: image().conv2d(Tensor.ones(3, 1, 1, 1), groups=2)),
-    ('nll_loss', ValueError, lambda x: x.nll_loss(Tensor([0, 1]), reduction='average')), ('@', TypeError, lambda x: 3 @ x)]
+    ('nll_loss', ValueError, lambda x: x.nll_loss(Tensor([0, 1]), reduction='average')), ('@', TypeError, lambda x: 3 @ x),
+    ('isclose: got a str', TypeError, lambda x: x.isclose('one')), ('copysign: got a str', TypeError, lambda x: x.copysign('one'))]
 
 
 @pytest.mark.parametrize('n', range(len(MISTAKES)))
@@ -481,3 +482,6 @@ def test_products_from_the_right_and_losses_without_a_mean():
     x, w = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([[1, 0], [2, 1]])
     assert Tensor(x).matmul(Tensor(w), reverse=True).tolist() == (w @ x).tolist()
     assert [Tensor(x).nll_loss(Tensor([2, 0]), reduction=r).tolist() for r in ('none', 'sum')] == [[-3, -4], -7]
+    weight = Tensor([2.0, 1.0, 0.5])
+    assert [Tensor(x).nll_loss(Tensor([2, 0]), weight, reduction=r).tolist() for r in ('none', 'sum')] == [[-1.5, -8], -9.5]
+    assert [Tensor(x).nll_loss(Tensor([2, 0]), weight, 0, r).tolist() for r in ('none', 'sum')] == [[-1.5, 0], -1.5]

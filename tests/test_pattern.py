@@ -173,3 +173,6 @@ def test_patterns_are_written_as_graphs_are():
     assert fits(a.maximum(UPat.var('b')), x.maximum(num(3))) == {'a': x, 'b': num(3)}
     assert fits(a.store(UPat.cvar().named('c')), at.store(num(3))) == {'a': at, 'c': num(3)}
     assert fits(a.store(UPat.cvar('c')), at.store(x)) is None
+    assert fits(a.index(UPat.cvar('c')), at) == {'a': memory, 'c': num(1)} and fits(a.index(UPat.cvar('c')), memory.index(x)) is None
+    later = memory.after(at.store(num(3)))
+    assert fits(a.after(UPat.var('w')), later) == {'a': memory, 'w': later.src[1]} and fits(a.after(UPat.var('w')), at) is None

@@ -288,6 +288,13 @@ def test_G3_nested_params_shadow_the_outer_ones():
     assert linear.src[0].src[2] is not linear.src[2].src[2]   # G2: fresh in each
 
 
+def test_G3_a_nested_call_may_get_a_buffer_twice():
+    inner = template((param(0, 1), param(2, 1)), (param(1, 1), param(0, 1)))
+    outer = UOp(Ops.LINEAR, VOID, (inner.call(param(1, 1), param(1, 1), param(0, 1)),))
+    a, b = floats(1), floats(2)
+    assert [c.src[1:] for c in resolve_linear_call(outer, [a, b]).src] == [(b, a), (b, b)]
+
+
 def test_G5_nested_results_are_flattened():
     linear = template((param(0, 1),))
     for _ in range(3): linear = UOp(Ops.LINEAR, VOID, (linear.call(param(0, 1)), linear.call(param(0, 1))))

@@ -10,6 +10,7 @@ from tinysched.ir.spec import tensor_spec, verify
 from tinysched.ir.uop import UOp
 from tinysched.ir.vocabulary import Ops
 from tinysched.schedule.kernels import get_kernel_graph
+from tinysched.schedule.pipeline import schedule
 from tinysched.schedule.prepare import prepare
 
 F32, I32, U8 = dtypes.float32, dtypes.int32, dtypes.uint8
@@ -49,9 +50,16 @@ def test_D3_a_copy_to_the_same_device_is_nothing():
 
 def test_D3_a_copy_of_a_reshape_is_a_reshape_of_the_copy():
     x = buffer(2, 6)
-    assert value(wrap(Ops.COPY, x.reshape((3, 4)), 'CL')) is wrap(Ops.COPY, x, 'CL').reshape((3, 4))
-    assert value(wrap(Ops.COPY, x.reshape((12,)).reshape((4, 3)), 'CL')) is \
+    assert value(wrap(Ops.COPY, x.reshape((3, 4)), 'CL') + 1).src[0] is wrap(Ops.COPY, x, 'CL').reshape((3, 4))
+    assert value(wrap(Ops.COPY, x.reshape((12,)).reshape((4, 3)), 'CL') + 1).src[0] is \
         wrap(Ops.COPY, x, 'CL').reshape((12,)).reshape((4, 3))
+
+
+def test_A4_a_reshaped_copy_goes_straight_into_the_reshaped_target():
+    x, out = buffer(2, 6), buffer(3, 4, device='CL')
+    ready = prepare(UOp.sink(assign(out, wrap(Ops.COPY, x.reshape((3, 4)), 'CL'))))
+    assert ready.src[0].src[1].src == (out.reshape((2, 6)), wrap(Ops.COPY, x, 'CL'))
+    assert [c.src[0].op for c in schedule(ready).src] == [Ops.STORE]
 
 
 @pytest.mark.parametrize('view', ['permute', 'flip', 'shrink', 'pad', 'expand', 'add'])

@@ -18,7 +18,7 @@ from tinysched.ir.dtype import dtypes
 from tinysched.ir.uop import KernelInfo, UOp
 from tinysched.ir.vocabulary import Ops
 from tinysched.runtime import realize as runtime
-from tinysched.runtime.device import buffer_of
+from tinysched.runtime.device import buffer_of, crowd
 from tinysched.runtime.realize import lane_of, order_of, run_launches, run_linear, steps_of, waits_of
 
 SOON = 20    # seconds; nothing here takes long unless it waits for ever
@@ -162,6 +162,37 @@ def test_K3_devices_share_the_processors(monkeypatch):
     (xs[0] @ xs[0]).realize()
     assert counts == [4]
     runtime.programs.clear()
+
+
+def test_K3_a_launch_knows_how_many_devices_work():
+    seen = []
+    for n in (2, 3, 1, 2): run([run_call(storage(f'PYTHON:{i}')) for i in range(n)], lambda number: seen.append(crowd.devices))
+    assert seen == [2, 2, 3, 3, 3, 1, 2, 2]
+
+
+def test_K3_two_runs_stand_in_the_same_order_in_all_lanes(monkeypatch):
+    first, second = (runtime.Sent([], set(), runtime.Order({('PYTHON', True): [0], ('PYTHON:1', True): [1]}, [])) for _ in range(2))
+    come = threading.Event()     # the second run wants the lock, or has it behind it
+    class Lock:
+        inner = threading.Lock()
+        def __enter__(self):
+            if threading.current_thread() is other: come.set()
+            self.inner.acquire()
+        def __exit__(self, *_): self.inner.release()
+    class Lane(list):
+        def put(self, job):
+            self.append(job.args[0].__self__)
+            if self == [first] and other.ident is None:     # half of the first run is sent
+                other.start()
+                assert come.wait(SOON)
+    def send_second():
+        second.send(lanes)
+        come.set()
+    other, lanes = threading.Thread(target=send_second, daemon=True), [Lane(), Lane()]
+    monkeypatch.setattr(runtime, 'lock', Lock())
+    first.send(lanes)
+    other.join(SOON)
+    assert lanes == [[first, second]] * 2
 
 
 # ---- F4, F2: dependent launches never overlap
@@ -340,6 +371,15 @@ def survive(monkeypatch, expected, failing):
         try: Tensor.realize(*expected)
         except RuntimeError as e: assert 'hiccup' in str(e)
     for t, value in expected.items(): assert t.tolist() == value
+
+
+def test_M10_the_device_without_memory_is_named(monkeypatch):
+    def refuse(nbytes): raise MemoryError('full')
+    x = Tensor(np.ones((8, 8), np.float32)).shard(tuple(f'PYTHON:{i}' for i in range(4)), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Device['PYTHON:2'], 'allocate', refuse)
+        with pytest.raises(MemoryError, match='no room for 64 bytes in 1 buffers on PYTHON:2'): x.realize()
+    assert (x + 1).sum().item() == 128
 
 
 @pytest.mark.parametrize('at', range(10))

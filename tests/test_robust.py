@@ -214,6 +214,25 @@ def test_processes_made_by_one_that_used_the_library(device, method, tmp_path):
                device) == 'right\n'
 
 
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='this system does not fork')
+def test_a_forked_process_is_told_that_opencl_is_not_there():
+    if 'CL' not in Device.available(): pytest.skip('CL does not work here')
+    assert ran("""
+        import os, sys
+        from tinysched import Tensor
+        x = (Tensor([1.0, 2.0]) + 1).realize()
+        if not (child := os.fork()):
+            for act in (lambda: (x * 2).tolist(), x.tolist, lambda: Tensor([3.0]).to('CL:1').realize()):
+                try: act()
+                except RuntimeError as e: assert 'forked' in str(e), e
+                else: raise AssertionError('not told')
+            assert (Tensor([1.0], device='CPU') + 1).tolist() == [2]
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and (x * 2).tolist() == [4, 6] and (x * 3).tolist() == [6, 9]
+        print('right')
+    """, 'CL') == 'right\n'
+
+
 @pytest.mark.parametrize('device', DEVICES)
 def test_eight_threads_on_shared_tensors(device):
     if device not in Device.available(): pytest.skip(f'{device} does not work here')

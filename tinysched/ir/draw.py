@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'Box', 'FONT', 'STYLE', 'EDGES', 'FAMILIES', 'Drawing', 'tag', 'text', 'svg', 'Frame', 'grid', 'ticks',
-           'rect', 'label', 'dashed', 'facts', 'timeline', 'bar', 'chart', 'find_dot', 'digraph', 'dot_svg', 'laid_out',
-           'flow', 'edge_look', 'box', 'dag', 'colour', 'told', 'names_devices', 'caption', 'sources', 'all_nodes',
-           'nearest', 'node_lines', 'draw_nodes', 'graph', 'size', 'side_by_side', 'Page', 'fold', 'rewrites']
+           'row_names', 'rect', 'label', 'dashed', 'facts', 'timeline', 'bar', 'chart', 'find_dot', 'digraph',
+           'dot_svg', 'laid_out', 'flow', 'edge_look', 'box', 'dag', 'colour', 'told', 'names_devices', 'caption',
+           'sources', 'all_nodes', 'nearest', 'node_lines', 'draw_nodes', 'graph', 'size', 'side_by_side', 'Page',
+           'fold', 'rewrites']
 
 # %% ../../nbs/ir/07_draw.ipynb #c2
 import html, re, shutil, sys, textwrap
@@ -67,7 +68,8 @@ class Frame(NamedTuple):
 def grid(f: Frame, title: str, axis: str) -> Iterator[str]:
     "SVG parts that lie behind the boxes"
     yield text(title, x=f.left, y=16, font_weight='bold')
-    for t in range(f.steps + 1): yield tag('path', d=f'M{f.x(t)} 26V{f.y(0)}', stroke='#e4e4e4')
+    for t in range(0, f.steps + 1, -(-f.steps // 120)):
+        yield tag('path', d=f'M{f.x(t)} 26V{f.y(0)}', stroke='#e4e4e4')
     for t in range(0, f.steps, -(-f.steps // 24)):
         yield text(t, x=f.x(t + .5), y=f.y(0) + 16, text_anchor='middle')
     yield text(axis, x=f.x(f.steps) + 8, y=f.y(0) + 16)
@@ -80,13 +82,19 @@ def ticks(f: Frame, edges: Sequence[int]) -> Iterator[str]:
         yield text(e, x=f.left - 6, y=f.y(e) + 4, text_anchor='end')
 
 # %% ../../nbs/ir/07_draw.ipynb #c30
+def row_names(f: Frame, rows: Sequence[str]) -> Iterator[str]:
+    "SVG names at the left, the lowest row first"
+    for i, name in enumerate(rows):
+        yield text(name, x=f.left - 6, y=f.y(i + .5) + 4, text_anchor='end')
+
+# %% ../../nbs/ir/07_draw.ipynb #c33
 def rect(f: Frame, box: Box, fill: str) -> str:
     "SVG of a box"
     _, (first, last), (lo, hi) = box
     return tag('rect', x=f.x(first), y=f.y(hi), width=f.x(last + 1) - f.x(first),
                height=f.y(lo) - f.y(hi), fill=fill, stroke='#555')
 
-# %% ../../nbs/ir/07_draw.ipynb #c33
+# %% ../../nbs/ir/07_draw.ipynb #c36
 def label(f: Frame, box: Box, fill: str) -> str:
     "SVG of a box's name, or nothing where it does not fit"
     name, (first, last), (lo, hi) = box
@@ -99,29 +107,32 @@ def dashed(f: Frame, height: float) -> str:
     return tag('path', d=f'M{f.left} {f.y(height)}H{f.x(f.steps) + 8}', stroke='#b00',
                stroke_width=2, stroke_dasharray='6 4')
 
-# %% ../../nbs/ir/07_draw.ipynb #c36
+# %% ../../nbs/ir/07_draw.ipynb #c39
 def facts(boxes: Iterable[Box], unit: str, axis: str) -> Iterator[str]:
     "What the boxes show, a line for each"
     for name, (first, last), (lo, hi) in boxes:
         yield f'{name}: {axis}s {first}-{last}' + (f', {unit} {lo}-{hi - 1}' if unit else '')
 
-# %% ../../nbs/ir/07_draw.ipynb #c39
+# %% ../../nbs/ir/07_draw.ipynb #c42
 def timeline(boxes: Iterable[Box],  # name, (first, last) step, (low, high) of each
              title: str,            # shown above
              unit: str = '',        # what low and high count; without it they are only rows
              mark: float | None = None,  # height of a dashed line
-             axis: str = 'step') -> Drawing:
+             axis: str = 'step',
+             rows: Sequence[str] = ()) -> Drawing:   # names at the left, from below
     "Drawing of boxes over steps"
     boxes = sorted(boxes, key=lambda box: box[1])
-    edges = sorted({0} | {e for *_, rows in boxes for e in rows})
-    f = Frame(max((s[1] + 1 for _, s, _ in boxes), default=1), edges[-1] or 1, 40 if unit else 12)
+    edges = sorted({0} | {e for *_, heights in boxes for e in heights})
+    left = max([40 if unit else 12, *(18 + 7 * len(name) for name in rows)])
+    f = Frame(max((s[1] + 1 for _, s, _ in boxes), default=1), edges[-1] or 1, left)
     filled = [(f, box, COLOURS[i % 5]) for i, box in enumerate(boxes)]
-    parts = [*grid(f, title, axis), *(ticks(f, edges) if unit else ()), *(rect(*b) for b in filled),
-             *([dashed(f, mark)] if mark else ()), *(label(*b) for b in filled)]
+    parts = [*grid(f, title, axis), *(ticks(f, edges) if unit else ()), *row_names(f, rows),
+             *(rect(*b) for b in filled), *([dashed(f, mark)] if mark else ()),
+             *(label(*b) for b in filled)]
     words = '\n'.join([title, *facts(boxes, unit, axis)])
     return Drawing(svg(f.x(f.steps) + 44, f.y(0) + 24, words, parts), words)
 
-# %% ../../nbs/ir/07_draw.ipynb #c42
+# %% ../../nbs/ir/07_draw.ipynb #c45
 def bar(i: int, name: str, value: float, unit: str, left: int, scale: float) -> str:
     "SVG of one bar, its name and its value"
     y, end = 28 + 22 * i, left + 6 + value * scale
@@ -140,14 +151,14 @@ def chart(rows: Iterable[tuple[str, float]], title: str, unit: str = '') -> Draw
     words = '\n'.join([title, *(f'{name}: {v:g} {unit}'.strip() for name, v in rows)])
     return Drawing(svg(left + 430, 34 + 22 * len(rows), words, parts), words)
 
-# %% ../../nbs/ir/07_draw.ipynb #c45
+# %% ../../nbs/ir/07_draw.ipynb #c48
 def find_dot() -> Path | None:
     "The program that lays out graphs: `dot`, else `graphviz-pure`, else None"
     beside = Path(sys.executable).parent / 'graphviz-pure'
     found = shutil.which('dot') or shutil.which('graphviz-pure') or shutil.which(beside)
     return Path(found) if found else None
 
-# %% ../../nbs/ir/07_draw.ipynb #c48
+# %% ../../nbs/ir/07_draw.ipynb #c51
 FONT = dict(fontname='Helvetica', fontsize='11')
 STYLE: dict[str, dict] = dict(
     graph_attr=FONT | dict(rankdir='LR', bgcolor='white', nodesep='0.3', ranksep='0.2',
@@ -161,7 +172,7 @@ def digraph(**attributes: str) -> Any:
     import graphviz
     return graphviz.Digraph(**STYLE | {'graph_attr': STYLE['graph_attr'] | attributes})
 
-# %% ../../nbs/ir/07_draw.ipynb #c51
+# %% ../../nbs/ir/07_draw.ipynb #c54
 def dot_svg(g: Any, program: Path | None) -> str:
     "SVG of a graphviz graph, or nothing without a program"
     if program is None: return ''
@@ -170,14 +181,14 @@ def dot_svg(g: Any, program: Path | None) -> str:
     out = g.pipe('svg', encoding='utf-8', quiet=True)
     return re.sub(r'<!--.*?-->\n?| id="[^"]*"', '', out[out.find('<svg'):], flags=re.S)
 
-# %% ../../nbs/ir/07_draw.ipynb #c54
+# %% ../../nbs/ir/07_draw.ipynb #c57
 def laid_out(g: Any, words: str, find: Callable[[], Path | None] = find_dot) -> Drawing:
     "Drawing of a graphviz graph; where nothing can lay it out, its DOT text is shown"
     picture = dot_svg(g, find())
     if picture: return Drawing(picture, words)
     return Drawing('', f'{words}\n(for a picture: pip install graphviz-pure)\n{g.source}')
 
-# %% ../../nbs/ir/07_draw.ipynb #c57
+# %% ../../nbs/ir/07_draw.ipynb #c60
 def flow(sched: Sequence[tuple[str, str]], copies: Iterable[int] = ()) -> Drawing:
     "Drawing of kernels and copies as boxes, buffers as arrows; a step is (writes, reads)"
     g, words = digraph(), []
@@ -193,7 +204,7 @@ def flow(sched: Sequence[tuple[str, str]], copies: Iterable[int] = ()) -> Drawin
         if b not in read: g.edge(maker[b], b)
     return laid_out(g, '\n'.join(words))
 
-# %% ../../nbs/ir/07_draw.ipynb #c60
+# %% ../../nbs/ir/07_draw.ipynb #c63
 EDGES = '#1f4e9c', '#b00000', '#2e7d32', '#8a6d00', '#6a3d9a'
 
 def edge_look(kind: str, kinds: Sequence[str], styles: dict[str, dict[str, str]]) -> dict[str, str]:
@@ -202,13 +213,13 @@ def edge_look(kind: str, kinds: Sequence[str], styles: dict[str, dict[str, str]]
     colour = EDGES[kinds.index(kind) % len(EDGES)]
     return dict(label=f' {kind} ', color=colour, fontcolor=colour) | styles.get(kind, {})
 
-# %% ../../nbs/ir/07_draw.ipynb #c63
+# %% ../../nbs/ir/07_draw.ipynb #c66
 def box(g: Any, name: str, words: str, fill: str) -> None:
     "Put a filled box into a graphviz graph"
     import graphviz
     g.node(name, graphviz.escape(words), shape='box', style='rounded,filled', fillcolor=fill)
 
-# %% ../../nbs/ir/07_draw.ipynb #c66
+# %% ../../nbs/ir/07_draw.ipynb #c69
 def dag(nodes: Any,                                   # names, or a dict from name to label
         edges: Iterable[Sequence[Any]],               # (from, to) or (from, to, kind)
         title: str = '',
@@ -225,7 +236,7 @@ def dag(nodes: Any,                                   # names, or a dict from na
     lines = [f'{a} -> {b} {k}'.strip() for a, b, k in arrows]
     return laid_out(g, '\n'.join([*([title] if title else []), ' '.join(map(str, labels)), *lines]))
 
-# %% ../../nbs/ir/07_draw.ipynb #c69
+# %% ../../nbs/ir/07_draw.ipynb #c72
 FAMILIES: dict[str, tuple[str, frozenset]] = {
     'storage': ('#cfe2f3', frozenset((Ops.BUFFER, Ops.ALLOC, Ops.PARAM, Ops.BIND))),
     'effects': ('#f9d5d0', frozenset((Ops.STORE, Ops.AFTER, Ops.SINK, Ops.CALL, Ops.LINEAR,
@@ -239,7 +250,7 @@ def colour(op: Ops) -> str:
     "Fill colour of an op, by its family"
     return next((fill for fill, ops in FAMILIES.values() if op in ops), '#f4f4f4')
 
-# %% ../../nbs/ir/07_draw.ipynb #c72
+# %% ../../nbs/ir/07_draw.ipynb #c75
 def told(u: UOp, how: Callable[[UOp], str]) -> str:
     "What `how` says about a node, or its op and a question mark where that fails"
     try: return how(u)
@@ -256,12 +267,12 @@ def caption(u: UOp) -> str:
     below = '' if u.dtype.kind == 'void' else u.dtype.name + (f' {u.shape}' if u.shape else '')
     return '\n'.join(s if len(s) <= 40 else s[:37] + '...' for s in (*above, below) if s)
 
-# %% ../../nbs/ir/07_draw.ipynb #c75
+# %% ../../nbs/ir/07_draw.ipynb #c78
 def sources(u: UOp, inside: bool) -> tuple:
     "Sources of a node, without the body of a call unless `inside`"
     return u.src if inside or u.op not in SCOPES else u.src[1:]
 
-# %% ../../nbs/ir/07_draw.ipynb #c78
+# %% ../../nbs/ir/07_draw.ipynb #c81
 def all_nodes(roots: Sequence[UOp], inside: bool) -> list[UOp]:
     "Every node under the roots, sources first"
     done: dict[UOp, None] = {}
@@ -274,7 +285,7 @@ def all_nodes(roots: Sequence[UOp], inside: bool) -> list[UOp]:
             stack += [s for s in sources(u, inside)[::-1] if s not in seen]
     return list(done)
 
-# %% ../../nbs/ir/07_draw.ipynb #c81
+# %% ../../nbs/ir/07_draw.ipynb #c84
 def nearest(roots: Sequence[UOp], most: int, inside: bool) -> set[UOp]:
     "At most so many nodes, those nearest to the roots"
     found, queue = dict.fromkeys(roots), list(roots)
@@ -286,14 +297,14 @@ def nearest(roots: Sequence[UOp], most: int, inside: bool) -> set[UOp]:
             queue.append(s)
     return set(found)
 
-# %% ../../nbs/ir/07_draw.ipynb #c84
+# %% ../../nbs/ir/07_draw.ipynb #c87
 def node_lines(number: dict[UOp, int]) -> Iterator[str]:
     "A line for each node: number, description, numbers of its sources"
     for u, i in number.items():
         used = ' '.join(str(number.get(s, '..')) for s in u.src)
         yield f'{i} {told(u, describe)}' + (f' <- {used}' if used else '')
 
-# %% ../../nbs/ir/07_draw.ipynb #c87
+# %% ../../nbs/ir/07_draw.ipynb #c90
 def draw_nodes(g: Any, number: dict[UOp, int], labels: bool) -> None:
     "Put boxes and arrows for numbered nodes into a graphviz graph"
     for u, i in number.items():
@@ -302,7 +313,7 @@ def draw_nodes(g: Any, number: dict[UOp, int], labels: bool) -> None:
             name = f' {j} ' if labels and len(u.src) > 1 else ''
             if s in number: g.edge(f'n{number[s]}', f'n{i}', label=name)
 
-# %% ../../nbs/ir/07_draw.ipynb #c90
+# %% ../../nbs/ir/07_draw.ipynb #c93
 def graph(u: UOp | Sequence[UOp],  # one node or several
           title: str = '',
           most: int = 60,          # nodes shown
@@ -319,7 +330,7 @@ def graph(u: UOp | Sequence[UOp],  # one node or several
     draw_nodes(g, number, labels)
     return laid_out(g, '\n'.join([*head, *node_lines(number), *more]))
 
-# %% ../../nbs/ir/07_draw.ipynb #c95
+# %% ../../nbs/ir/07_draw.ipynb #c98
 def size(picture: str) -> tuple[float, float]:
     "Width and height of an SVG in pixels"
     head = picture[:picture.find('>')]
@@ -327,7 +338,7 @@ def size(picture: str) -> tuple[float, float]:
     w, h = (float(m[1]) * (4 / 3 if m[2] else 1) if m else 0.0 for m in found)
     return w, h
 
-# %% ../../nbs/ir/07_draw.ipynb #c98
+# %% ../../nbs/ir/07_draw.ipynb #c101
 def side_by_side(*drawings: Drawing, gap: int = 24) -> Drawing:
     "Drawing of several drawings in a row"
     words, parts, x = '\n\n'.join(d.words for d in drawings), [], 0.0
@@ -338,7 +349,7 @@ def side_by_side(*drawings: Drawing, gap: int = 24) -> Drawing:
     height = max((size(d.svg)[1] for d in drawings), default=0)
     return Drawing(svg(round(max(x - gap, 0)), round(height), words, parts), words)
 
-# %% ../../nbs/ir/07_draw.ipynb #c101
+# %% ../../nbs/ir/07_draw.ipynb #c104
 class Page:
     "A piece of HTML and the same facts in words"
     def __init__(self, html: str, words: str): self.html, self.words = html, words
@@ -346,13 +357,13 @@ class Page:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         return {'text/plain': self.words, 'text/html': self.html}
 
-# %% ../../nbs/ir/07_draw.ipynb #c104
+# %% ../../nbs/ir/07_draw.ipynb #c107
 def fold(head: str, body: Drawing, opened: bool = False) -> str:
     "HTML that unfolds to a drawing"
     inner = body.svg or tag('pre', html.escape(body.words))
     return f'<details{" open" * opened}>{tag("summary", html.escape(head))}{inner}</details>'
 
-# %% ../../nbs/ir/07_draw.ipynb #c107
+# %% ../../nbs/ir/07_draw.ipynb #c110
 def rewrites(log: Sequence[Step], most: int = 40, nodes: int = 20) -> Page:
     "Page that steps through rewrites: the rule, the node before and after"
     parts, lines = [], []

@@ -335,7 +335,7 @@ kernel_spec = Spec('kernel_spec', [
     law(Ops.INDEX, good_index, Ops.PARAM, None, more=True),
     law(GroupOp.Elementwise, good_scalar_alu),
     law(Ops.REDUCE, good_kernel_reduce), law(Ops.STORE, good_kernel_store, Ops.INDEX, None),
-    law(Ops.END, good_loops, {Ops.STORE, Ops.END}, more=True), law(Ops.SINK, good_kernel)])
+    law(Ops.END, good_loops, Ops.STORE, more=True), law(Ops.SINK, good_kernel)])
 
 # %% ../../nbs/ir/08_spec.ipynb #c111
 def good_body(body: UOp) -> bool:

@@ -434,7 +434,8 @@ def lowest(u: UOp) -> UOp:
             if k > 0: continue
             rest = factors(atom)
             rest.remove(f)
-            atom = multiply(product_of(rest), add(size_of(f), num(-1)))
+            steps = product_of(rest)
+            atom = add(multiply(steps, size_of(f)), steps, -1)
         out = add(out, atom, k)
     return out
 
@@ -466,7 +467,8 @@ def split_by(a: UOp, b: UOp) -> tuple[UOp, UOp]:
     q, r = (num(1), num(0)) if a is b else take_out(a, b)
     if never_negative(r) and never_negative(add(add(b, r, -1), num(-1))): return q, r
     if b.vmin <= 0 <= b.vmax: q, r = num(0), a
-    return add(q, node(Ops.IDIV, dtypes.index, (r, b))), node(Ops.MOD, dtypes.index, (r, b))
+    left, over = (settled(node(op, dtypes.index, (r, b))) for op in (Ops.IDIV, Ops.MOD))
+    return add(q, left), over
 
 # %% ../../nbs/ir/05_symbolic.ipynb #c147
 def quotient(a: UOp, b: UOp) -> UOp:

@@ -192,8 +192,9 @@ class Loops(Node):
         return UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, end),), (axis_id, axis_type))
 
     def end(self, *loops: 'UOp') -> 'UOp':
-        "The effect, once for each step of the loops"
+        "The effect, once for each step of the loops; the first of them is the outermost"
         if not loops: return self  # type: ignore[return-value]
+        if self.op is Ops.END: return self.src[0].end(*loops, *self.src[1:])
         return UOp(Ops.END, dtypes.void, (self, *loops))
 
     def reduce(self, *loops: 'UOp', arg: Ops) -> 'UOp':

@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['NUMBERS', 'LOGIC', 'TINY', 'STEEP', 'BLOCK', 'Ops', 'GroupOp', 'AxisError', 'resolve_axis', 'resolve_axes',
-           'simplest', 'sizes', 'same', 'at_most', 'columns', 'broadcast_shape', 'ints', 'symbols', 'count', 'counts',
-           'left_over', 'infer', 'check_reshape', 'check_expand', 'check_permute', 'check_flip', 'check_pairs',
-           'check_pad', 'largest', 'check_shrink', 'Primitives', 'Operands', 'Reshaping', 'Stretching', 'Expanding',
-           'Ordering', 'Transposing', 'Flipping', 'Cutting', 'Surrounding', 'weak', 'meeting', 'converted', 'aligned',
-           'plain', 'Pairing', 'logic', 'Combining', 'Adding', 'Subtracting', 'known', 'Differing', 'Comparing',
-           'AtMost', 'Bitwise', 'Bits', 'Inverting', 'Shifts', 'true_quotient', 'floor_quotient', 'remainder',
-           'Meeting', 'Dividing', 'FloorDividing', 'Naming', 'NamedArithmetic', 'truncated', 'NamedDivision',
-           'NamedBits', 'NamedShifts', 'Choosing', 'Deciding', 'upside_down', 'Extremal', 'Smaller', 'Clipping',
-           'pad_pairs', 'least', 'is_zero', 'Inside', 'Padding', 'Rounding', 'Flooring', 'Nearest', 'Signs', 'Signing',
-           'Oddities', 'Widening', 'Functions', 'Logarithms', 'log_of_one_more', 'Reciprocals', 'Waves', 'times',
-           'int_power', 'zero_power', 'float_power', 'power', 'NumberPowers', 'Powers', 'Reflected', 'Casting',
+           'simplest', 'number', 'sizes', 'same', 'at_most', 'columns', 'broadcast_shape', 'ints', 'symbols', 'count',
+           'counts', 'left_over', 'infer', 'check_reshape', 'check_expand', 'check_permute', 'check_flip',
+           'check_pairs', 'check_pad', 'largest', 'check_shrink', 'Primitives', 'Operands', 'Reshaping', 'Stretching',
+           'Expanding', 'Ordering', 'Transposing', 'Flipping', 'Cutting', 'Surrounding', 'weak', 'meeting', 'converted',
+           'aligned', 'plain', 'Pairing', 'logic', 'Combining', 'Adding', 'Subtracting', 'known', 'Differing',
+           'Comparing', 'AtMost', 'Bitwise', 'Bits', 'Inverting', 'Shifts', 'true_quotient', 'floor_quotient',
+           'remainder', 'Meeting', 'Dividing', 'FloorDividing', 'Naming', 'NamedArithmetic', 'truncated',
+           'NamedDivision', 'NamedBits', 'NamedShifts', 'Choosing', 'Deciding', 'upside_down', 'Extremal', 'Smaller',
+           'Clipping', 'pad_pairs', 'least', 'is_zero', 'Inside', 'Padding', 'Rounding', 'Flooring', 'Nearest', 'Signs',
+           'Signing', 'Oddities', 'Widening', 'Functions', 'Logarithms', 'log_of_one_more', 'Reciprocals', 'Waves',
+           'times', 'int_power', 'zero_power', 'float_power', 'power', 'NumberPowers', 'Powers', 'Reflected', 'Casting',
            'IntCasting', 'Rectifying', 'Leaking', 'logistic', 'Sigmoids', 'Gates', 'GaussianGate', 'Softplus',
            'Folding', 'Reductions', 'AddingUp', 'Sums', 'Multiplying', 'Extremes', 'Minimum', 'Quantifiers', 'Every',
            'Averages', 'Means', 'Deviations', 'Spread', 'Sinking', 'shares', 'log_shares', 'Softmaxes', 'LogSoftmaxes',
@@ -111,13 +111,17 @@ def simplest(n: Any) -> Any:
     "The size in its one form; what is symbolic knows how to find it"
     return n.simplest() if hasattr(n, 'simplest') else n
 
+def number(n: Any) -> Any:
+    "An int of any library as Python's own, a symbolic number in its simplest form"
+    return n.__index__() if hasattr(n, '__index__') else simplest(n)
+
 def sizes(op: str, args: Sequence[Any], what: str = 'shape') -> tuple:
     "The numbers given one by one or as one tuple; what is symbolic in its simplest form"
     if len(args) == 1 and isinstance(args[0], (tuple, list)): args = args[0]
     for n in args:
         if isinstance(n, (float, str, tuple, list)):
             raise TypeError(f'{op}: {what} {tuple(args)} contains {n!r}; wanted ints')
-    return tuple(n.__index__() if hasattr(n, '__index__') else simplest(n) for n in args)
+    return tuple(map(number, args))
 
 # %% ../../nbs/ir/02_vocabulary.ipynb #c24
 def same(a: Any, b: Any) -> bool:
@@ -1360,7 +1364,7 @@ class Parting(Splitting):
     def split(self, sizes: Any, dim: int = 0) -> tuple:
         "Parts of these sizes, or of one size, the last one maybe smaller"
         axis = resolve_axis('split', dim, self.ndim)
-        n = self.shape[axis]
+        n, sizes = self.shape[axis], number(sizes)
         if isinstance(sizes, int) and sizes < 1:
             raise ValueError(f'split: {sizes}; wanted 1 or more')
         if isinstance(sizes, int): sizes = [min(sizes, n - i) for i in range(0, n, sizes)] or [0]
@@ -1409,6 +1413,7 @@ def one(axis: int, n: Any, i: Any) -> tuple:
 def span(axis: int, n: Any, i: Any) -> tuple:
     "(start, end, step) of what an int or a slice picks; a step below 0 reads backwards"
     if not isinstance(i, slice): return one(axis, n, i)
+    i = slice(*map(number, (i.start, i.stop, i.step)))
     if all(v is None or isinstance(v, int) for v in (n, i.start, i.stop)):
         r = range(*i.indices(n))
         return (min(r[0], r[-1]), max(r[0], r[-1]) + 1, r.step) if r else (0, 0, 1)

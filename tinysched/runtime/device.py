@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['crowd', 'KINDS', 'COMPUTING', 'Device', 'lock', 'buffers', 'pieces', 'Limits', 'Unavailable', 'Runner', 'Verbs',
            'Answers', 'Machine', 'Crowd', 'Block', 'host_bytes', 'host_block', 'Pool', 'HostMemory', 'HostCopies',
-           'NPY', 'NULL', 'kind_class', 'split_name', 'canonical', 'Registry', 'Trials', 'Devices', 'NamedDevices',
-           'count_memory', 'BufferParts', 'BufferViews', 'BufferBirth', 'BufferLife', 'BufferPlace', 'Promise', 'Lost',
-           'BufferPromises', 'BufferIn', 'Buffer', 'new_buffer', 'new_pieces', 'pieces_of', 'shrunk', 'piece_of',
-           'only_buffer', 'new_view', 'buffer_of', 'host_buffer']
+           'NPY', 'NULL', 'kind_class', 'split_name', 'canonical', 'Registry', 'Trials', 'Devices', 'misfit',
+           'NamedDevices', 'count_memory', 'BufferParts', 'BufferViews', 'BufferBirth', 'BufferLife', 'BufferPlace',
+           'Promise', 'Lost', 'BufferPromises', 'BufferIn', 'Buffer', 'new_buffer', 'new_pieces', 'pieces_of', 'shrunk',
+           'piece_of', 'only_buffer', 'new_view', 'buffer_of', 'host_buffer']
 
 # %% ../../nbs/runtime/31_device.ipynb #c2
 import sys, threading
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 import numpy as np
-from ..helpers import DEV, GlobalCounters, WeakTable, common_lock, prod
+from ..helpers import DEV, GlobalCounters, WeakTable, common_lock, dedup, prod
 from ..ir.dtype import DType, from_numpy, from_storage, storage_numpy, to_storage
 from ..ir.uop import Sharding, UOp
 from ..ir.vocabulary import Ops
@@ -279,6 +279,16 @@ class Devices(Trials):
     def DEFAULT(self, name: str) -> None: DEV.value = canonical(name)
 
 # %% ../../nbs/runtime/31_device.ipynb #c74
+def misfit(devices: Sequence[str]) -> str:
+    "Why devices cannot hold a value together; empty where they can"
+    kinds = dedup(split_name(d)[0] for d in devices)
+    if not kinds: return 'none are named'
+    if len(kinds) > 1: return f'{kinds[0]} and {kinds[1]} are different kinds'
+    if kinds[0] not in (*COMPUTING, 'NULL'): return f'{kinds[0]} computes nothing'
+    twice = [d for i, d in enumerate(devices) if d in devices[:i]]
+    return f'{twice[0]} is named twice' if twice else ''
+
+# %% ../../nbs/runtime/31_device.ipynb #c77
 class NamedDevices(Devices):
     "The registry with the two methods that users call"
     def canonicalize(self, name: Any) -> Any:
@@ -288,13 +298,11 @@ class NamedDevices(Devices):
         return self.DEFAULT if name is None else canonical(name)
     def sharding(self, names: Sequence[str], axis: int | None = None) -> Any:
         "The Sharding over devices, or the name of the only one; ValueError where they do not fit"
-        devices = tuple(map(self.canonicalize, names))
+        devices = tuple(self.DEFAULT if n is None else canonical(n) for n in names)
         if len(devices) == 1: return devices[0]
-        kinds = {split_name(d)[0] for d in devices}
-        if len(set(devices)) < len(devices) or len(kinds) != 1 or not kinds <= {*COMPUTING, 'NULL'}:
-            given = ', '.join(devices) or '()'
-            raise ValueError(f'devices {given}: wanted different ones of one kind that '
-                             "computes, like ('CPU:0', 'CPU:1')")
+        if why := misfit(devices): raise ValueError(
+            f'devices {", ".join(devices) or "()"}: {why}; wanted different ones of one kind that '
+            "computes, like ('CPU:0', 'CPU:1')")
         return Sharding(devices, axis)
     def register(self, kind: str, cls: type) -> None:
         "None; from now on there are devices of this kind"
@@ -302,14 +310,14 @@ class NamedDevices(Devices):
 
 Device = NamedDevices()
 
-# %% ../../nbs/runtime/31_device.ipynb #c77
+# %% ../../nbs/runtime/31_device.ipynb #c80
 lock = common_lock()
 
 def count_memory(nbytes: int) -> None:
     "None; `GlobalCounters.mem_used` grows"
     with lock: GlobalCounters.mem_used += nbytes
 
-# %% ../../nbs/runtime/31_device.ipynb #c80
+# %% ../../nbs/runtime/31_device.ipynb #c83
 class BufferParts:
     "What a buffer is: size, type, and where its bytes are"
     __slots__ = ('device', 'size', 'dtype', 'nbytes', 'root', 'offset', 'memory', 'writers',
@@ -327,7 +335,7 @@ class BufferParts:
         part = f' at byte {self.offset}' if self.root else ''
         return f'Buffer({self.device}, {self.size} x {self.dtype.name}{part})'
 
-# %% ../../nbs/runtime/31_device.ipynb #c83
+# %% ../../nbs/runtime/31_device.ipynb #c86
 class BufferViews(BufferParts):
     "Parts of a buffer"
     __slots__ = ()
@@ -338,7 +346,7 @@ class BufferViews(BufferParts):
                              f'in a buffer of {self.nbytes} bytes')
         return type(self)(self.device, size, dtype, self.base, self.offset + offset)
 
-# %% ../../nbs/runtime/31_device.ipynb #c90
+# %% ../../nbs/runtime/31_device.ipynb #c93
 class BufferBirth(BufferViews):
     "Memory that comes at first use"
     __slots__ = ()
@@ -353,7 +361,7 @@ class BufferBirth(BufferViews):
                     count_memory(root.nbytes * machine.in_memory)
         return self
 
-# %% ../../nbs/runtime/31_device.ipynb #c93
+# %% ../../nbs/runtime/31_device.ipynb #c96
 class BufferLife(BufferBirth):
     "Memory that goes with the buffer"
     __slots__ = ()
@@ -367,7 +375,7 @@ class BufferLife(BufferBirth):
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending(): self.deallocate()   # at the end, the system takes all memory back
 
-# %% ../../nbs/runtime/31_device.ipynb #c98
+# %% ../../nbs/runtime/31_device.ipynb #c101
 class BufferPlace(BufferLife):
     "Where to copy from or to"
     __slots__ = ()
@@ -376,7 +384,7 @@ class BufferPlace(BufferLife):
         if nbytes == self.nbytes: return Device[self.device], self.ensure_allocated().base.memory
         raise ValueError(f'copy of {nbytes} bytes, but the buffer has {self.nbytes}')
 
-# %% ../../nbs/runtime/31_device.ipynb #c101
+# %% ../../nbs/runtime/31_device.ipynb #c104
 class Promise:
     "A write that was scheduled and has not run"
     __slots__ = ('number', 'call', 'lost')
@@ -387,7 +395,7 @@ class Promise:
 class Lost(RuntimeError):
     "The error of who wants a value that could not be computed and is not tried again"
 
-# %% ../../nbs/runtime/31_device.ipynb #c104
+# %% ../../nbs/runtime/31_device.ipynb #c107
 class BufferPromises(BufferPlace):
     "Writes that were scheduled and have not run yet"
     __slots__ = ()
@@ -402,7 +410,7 @@ class BufferPromises(BufferPlace):
         "Whether a schedule that writes here was never run"
         return bool(self.base.writers)
 
-# %% ../../nbs/runtime/31_device.ipynb #c107
+# %% ../../nbs/runtime/31_device.ipynb #c110
 class BufferIn(BufferPromises):
     "Bytes in"
     __slots__ = ()
@@ -412,7 +420,7 @@ class BufferIn(BufferPromises):
         if self.nbytes: machine.copyin(memory, data.cast('B'), self.offset)
         return self
 
-# %% ../../nbs/runtime/31_device.ipynb #c110
+# %% ../../nbs/runtime/31_device.ipynb #c113
 class Buffer(BufferIn):
     "Memory on a device: a whole block, or a part of one"
     __slots__ = ()
@@ -426,7 +434,7 @@ class Buffer(BufferIn):
         "A flat array with a copy of the values"
         return from_storage(self.bytes().view(storage_numpy(self.dtype)), self.dtype)
 
-# %% ../../nbs/runtime/31_device.ipynb #c115
+# %% ../../nbs/runtime/31_device.ipynb #c118
 buffers: WeakTable[UOp, Buffer] = WeakTable()
 pieces: WeakTable[UOp, tuple[Buffer, ...]] = WeakTable()
 
@@ -436,7 +444,7 @@ def new_buffer(u: UOp) -> Buffer:
         return Buffer(canonical(device), int(prod(u.arg.shape)), u.dtype)
     raise RuntimeError(f'BUFFER on {device}: wanted the name of one device')
 
-# %% ../../nbs/runtime/31_device.ipynb #c118
+# %% ../../nbs/runtime/31_device.ipynb #c121
 def new_pieces(u: UOp) -> tuple[Buffer, ...]:
     "A buffer for a BUFFER; of several devices a buffer on each: of its part, or of the whole"
     place, size = u.arg.device, int(prod(u.arg.shape))
@@ -450,7 +458,7 @@ def pieces_of(u: UOp) -> tuple[Buffer, ...]:
         if u not in pieces: pieces[u] = new_pieces(u)
     return pieces[u]
 
-# %% ../../nbs/runtime/31_device.ipynb #c121
+# %% ../../nbs/runtime/31_device.ipynb #c124
 def shrunk(u: UOp) -> int:
     "How many elements into its source a SHRINK begins, if what it selects is one stretch"
     shape, spans = u.src[0].shape, u.marg
@@ -459,7 +467,7 @@ def shrunk(u: UOp) -> int:
     if not whole: raise RuntimeError(f'SHRINK{spans} of shape {shape} is not one stretch of memory')
     return sum(lo * prod(shape[i + 1:]) for i, (lo, _) in enumerate(spans))
 
-# %% ../../nbs/runtime/31_device.ipynb #c124
+# %% ../../nbs/runtime/31_device.ipynb #c127
 def piece_of(u: UOp) -> Buffer:
     "The buffer that an MSELECT picks, or the same part of it where it picks from a view"
     view = u.src[0]
@@ -475,7 +483,7 @@ def only_buffer(u: UOp) -> Buffer:
     raise RuntimeError(f'{u.op.name}{where} is no storage of one device: wanted a BUFFER, '
                        'or a view')
 
-# %% ../../nbs/runtime/31_device.ipynb #c127
+# %% ../../nbs/runtime/31_device.ipynb #c130
 def new_view(u: UOp) -> Buffer:
     "The part of a buffer that SHRINK, BITCAST and RESHAPE select"
     offset, x = 0, u
@@ -485,7 +493,7 @@ def new_view(u: UOp) -> Buffer:
     found = only_buffer(u) if x is u else buffer_of(x)
     return found if x is u else found.view(int(prod(u.shape)), u.dtype, offset)
 
-# %% ../../nbs/runtime/31_device.ipynb #c130
+# %% ../../nbs/runtime/31_device.ipynb #c133
 def buffer_of(u: UOp) -> Buffer:
     "The buffer of a BUFFER node or of a view of one, always the same for the same node"
     if (found := buffers.get(u)) is not None: return found
@@ -494,7 +502,7 @@ def buffer_of(u: UOp) -> Buffer:
             found = buffers[u] = new_view(u)
     return found
 
-# %% ../../nbs/runtime/31_device.ipynb #c135
+# %% ../../nbs/runtime/31_device.ipynb #c138
 def host_buffer(array: Any, dtype: DType | None = None) -> UOp:
     "A BUFFER on NPY with a copy of the array: later changes of the array do not leak in"
     shape, array = np.shape(array), np.ascontiguousarray(array)

@@ -177,12 +177,12 @@ def file_buffer(device: str, nbytes: int) -> UOp:
     f.extent = max(f.extent, nbytes)
     return found
 
-# %% ../../nbs/runtime/35_disk.ipynb #c73
+# %% ../../nbs/runtime/35_disk.ipynb #c78
 def path_size(path: Any) -> int:
     "Bytes of a file that must be there; OSError where it is not, or is a folder"
     with open(path, 'rb') as f: return os.fstat(f.fileno()).st_size
 
-# %% ../../nbs/runtime/35_disk.ipynb #c76
+# %% ../../nbs/runtime/35_disk.ipynb #c81
 @contextmanager
 def replacing(path: Any) -> Iterator[str]:
     "The path of a file to write, which takes the place of `path` when all went well"

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['REMEDY', 'PREFIX', 'MOST_KEPT', 'BUILT', 'programs', 'PACK', 'OPTIONS', 'HEAD', 'module', 'reason', 'links',
            'devices_of', 'drivers', 'scratch', 'alive', 'sweep', 'last_used', 'chosen', 'packed', 'place_in', 'unpack',
-           'restore', 'keep', 'opencl', 'limits_of', 'build', 'scalar_types', 'grid_of', 'launcher', 'context_of',
-           'ClQueue', 'ClMemory', 'ClCopies', 'piece', 'Texts', 'CL']
+           'restore', 'keep', 'set_up', 'home', 'opencl', 'limits_of', 'build', 'scalar_types', 'grid_of', 'launcher',
+           'context_of', 'ClQueue', 'ClMemory', 'ClCopies', 'piece', 'Texts', 'CL']
 
 # %% ../../nbs/runtime/34_opencl.ipynb #c2
 import atexit, io, os, shutil, tarfile, tempfile, threading, warnings
@@ -144,7 +144,7 @@ def keep(folder: Path) -> None:
 
 # %% ../../nbs/runtime/34_opencl.ipynb #c42
 @lru_cache(None)
-def opencl() -> Any:
+def set_up() -> Any:
     "pyopencl, set up once: a private PoCL cache, no second one on top, no chatter"
     os.environ.setdefault('PYOPENCL_NO_CACHE', '1')
     if 'POCL_CACHE_DIR' not in os.environ:
@@ -157,6 +157,20 @@ def opencl() -> Any:
     return cl
 
 # %% ../../nbs/runtime/34_opencl.ipynb #c45
+@lru_cache(None)
+def home() -> int:
+    "The process that was the first to use OpenCL"
+    return os.getpid()
+
+# %% ../../nbs/runtime/34_opencl.ipynb #c48
+def opencl() -> Any:
+    "pyopencl; Unavailable in a process that was forked off from one that used it"
+    if os.getpid() == home(): return set_up()
+    raise Unavailable('CL was in use before this process was forked, and its driver does not '
+                      "survive that: start processes with multiprocessing.get_context('spawn'), "
+                      'or take CPU.')
+
+# %% ../../nbs/runtime/34_opencl.ipynb #c51
 def limits_of(device: Any) -> Limits:
     "The limits a driver states"
     align = max(256, device.mem_base_addr_align // 8)             # stated in bits
@@ -165,7 +179,7 @@ def limits_of(device: Any) -> Limits:
     return Limits(align, 1, args, 'cl_khr_fp64' in words, 'cl_khr_fp16' in words,
                   device.max_compute_units)
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c56
+# %% ../../nbs/runtime/34_opencl.ipynb #c62
 OPTIONS = ['-w', '-cl-std=CL1.2']
 HEAD = '#pragma OPENCL FP_CONTRACT OFF\n'  # a * b + c is two operations, as elsewhere
 
@@ -175,7 +189,7 @@ def build(cl: Any, context: Any, source: str) -> Any:
     try: return cl.Program(context, source).build(options=OPTIONS, cache_dir=False)
     except cl.RuntimeError as e: raise explain_failure(source, str(e), 'OpenCL') from None
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c59
+# %% ../../nbs/runtime/34_opencl.ipynb #c65
 def scalar_types(k: Kernel) -> list[Any]:
     "What each argument is to pyopencl: None for a buffer, else a NumPy type"
     n = sum(a.slot >= 0 for a in k.arguments)
@@ -186,23 +200,23 @@ def grid_of(k: Kernel, values: Mapping[str, int]) -> tuple[int, ...]:
     "How many work items there are along each axis"
     return tuple(number(n, values) if isinstance(n, UOp) else n for n in k.grid) or (1,)
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c62
+# %% ../../nbs/runtime/34_opencl.ipynb #c68
 def launcher(machine: Any, program: Any, k: Kernel) -> Callable:
     "launch([(memory, byte offset), ...], [value, ...]) of one kernel of a program"
     buffers = [(a.slot, a.dtype.itemsize) for a in k.arguments if a.slot >= 0]
     function, guard = machine.cl.Kernel(program, k.name), threading.Lock()
     function.set_scalar_arg_dtypes(scalar_types(k))
-    enqueue, queue, names = machine.cl.enqueue_nd_range_kernel, machine.queue, k.variables
+    names = k.variables
     def launch(args: Sequence[tuple[Any, int]], values: Sequence[int] = ()) -> None:
         grid = grid_of(k, dict(zip(names, values)))
         if 0 in grid: return
         offsets = [args[s][1] // size for s, size in buffers]
         with guard:
             function.set_args(*(args[s][0] for s, _ in buffers), *offsets, *values)
-            enqueue(queue, function, grid, None)
+            machine.cl.enqueue_nd_range_kernel(machine.queue, function, grid, None)
     return launch
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c65
+# %% ../../nbs/runtime/34_opencl.ipynb #c71
 @lru_cache(None)
 def context_of(number: int) -> tuple[Any, Any]:
     "An OpenCL device and a context on it"
@@ -214,15 +228,20 @@ class ClQueue(Machine):
     kind = 'CL'
     def __init__(self, index: int = 0):
         super().__init__(index)
-        self.cl, self.pool = opencl(), Pool()
+        self.pool = Pool()
         self.device, self.context = context_of(index % len(drivers(self.cl)))
         self.queue = self.cl.CommandQueue(self.context, self.device)
         self.limits = limits_of(self.device)
+    @property
+    def cl(self) -> Any:
+        "pyopencl, for this process"
+        return opencl()
     def synchronize(self) -> None:
         "None, once all that was enqueued has ended"
+        opencl()             # which says so where waiting would never end
         self.queue.finish()
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c68
+# %% ../../nbs/runtime/34_opencl.ipynb #c74
 class ClMemory(ClQueue):
     "How an OpenCL device keeps bytes"
     def fresh(self, nbytes: int) -> Any:
@@ -240,7 +259,7 @@ class ClMemory(ClQueue):
         "None; the memory may be used again"
         self.pool.give(memory, nbytes)
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c71
+# %% ../../nbs/runtime/34_opencl.ipynb #c77
 class ClCopies(ClMemory):
     "How bytes go in and out of an OpenCL device"
     def copyin(self, to: Any, data: memoryview, at: int = 0) -> None:
@@ -250,13 +269,13 @@ class ClCopies(ClMemory):
         "None; `data` holds what is in the memory from byte `at`"
         self.cl.enqueue_copy(self.queue, np.frombuffer(data, np.uint8), source, src_offset=at)
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c74
+# %% ../../nbs/runtime/34_opencl.ipynb #c80
 def piece(param: UOp, memory: Any, offset: int) -> Any:
     "The driver's buffer for one argument of a PROGRAM"
     if not offset: return memory
     return memory.get_sub_region(offset, elements(param) * param.dtype.itemsize)
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c77
+# %% ../../nbs/runtime/34_opencl.ipynb #c83
 class Texts(ClCopies):
     "A device that runs OpenCL C"
     def compile_text(self, program: UOp) -> Runner:
@@ -272,7 +291,7 @@ class Texts(ClCopies):
                 self.cl.enqueue_nd_range_kernel(self.queue, function, info.global_size, None)
         return Runner(launch, (), info.source, info.name)
 
-# %% ../../nbs/runtime/34_opencl.ipynb #c80
+# %% ../../nbs/runtime/34_opencl.ipynb #c86
 class CL(Texts):
     "An OpenCL device; CL:1 on a machine with one device is a second queue"
     @property

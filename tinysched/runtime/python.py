@@ -156,10 +156,9 @@ def pieces(sizes: Sequence[int], most: int) -> Iterator[tuple[tuple[int, int], .
 # %% ../../nbs/runtime/32_python.ipynb #c56
 def loops_of(effect: UOp) -> tuple[tuple[UOp, ...], UOp]:
     "The loops around a STORE, outermost first, and the STORE"
-    loops: tuple[UOp, ...] = ()
-    while effect.op is Ops.END: effect, loops = effect.src[0], effect.src[1:] + loops
+    effect, *loops = effect.src if effect.op is Ops.END else (effect,)
     if effect.op is not Ops.STORE: raise RuntimeError(f'{effect.op.name} in a kernel: wanted STORE')
-    return loops, effect
+    return tuple(loops), effect
 
 def wanted(store: UOp) -> tuple[UOp, ...]:
     "The nodes whose values a STORE needs: what to write, where, and whether"

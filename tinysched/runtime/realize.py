@@ -367,9 +367,10 @@ def allocate(steps: Iterable[Step]) -> None:
     try:
         for b in new: b.ensure_allocated()
     except MemoryError:
-        for b in new: b.deallocate()
-        raise MemoryError(f'no room for {sum(b.nbytes for b in new)} bytes in {len(new)} buffers '
-                          f'on {b.device}; nothing was run') from None
+        there = [n for n in new if n.device == b.device]   # of other devices' room nothing is known
+        for n in new: n.deallocate()
+        raise MemoryError(f'no room for {sum(n.nbytes for n in there)} bytes in {len(there)} '
+                          f'buffers on {b.device}; nothing was run') from None
 
 # %% ../../nbs/runtime/36_realize.ipynb #c119
 def check_copies(steps: Iterable[Step]) -> None:
@@ -709,8 +710,10 @@ def run_timeline(events: Iterable[ProfileEvent]) -> Drawing:
     "Drawing of what ran when, a row for each device"
     events = launched(events)
     begin, end = extent(events)
-    title = f'{(end - begin) * 1e3:.3g} ms, {overlap(events):.2f} devices busy on average'
-    return timeline(run_boxes(events), title, axis='part')
+    title = (f'{(end - begin) * 1e3:.3g} ms in {PARTS} parts, '
+             f'{overlap(events):.2f} devices busy on average')
+    names = list(dict.fromkeys(e.device for e in events))
+    return timeline(run_boxes(events), title, axis='part', rows=names)
 
 # %% ../../nbs/runtime/36_realize.ipynb #c221
 class JitError(RuntimeError):

@@ -43,9 +43,9 @@ def is_disk(device: object) -> bool:
     "Whether the device is a file"
     return isinstance(device, str) and device.partition(':')[0] == 'DISK'
 
-def one_range(u: UOp) -> View | None:
+def one_range(u: UOp, bases: tuple[Ops, ...] = STATES) -> View | None:
     "The one range of a state that movement ops and BITCASTs select (A9), or None"
-    if (view := contiguous_view(u, STATES)) is None or view.base.axis is not None: return None
+    if (view := contiguous_view(u, bases)) is None or view.base.axis is not None: return None
     aligned = view.offset * view.base.dtype.itemsize % u.dtype.itemsize == 0
     return view if aligned or is_disk(view.base.device) else None
 

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['STEP', 'pm_places', 'pm_multi', 'pm_gather', 'pm_pieces', 'device_index', 'numbers', 'cut', 'local', 'seen', 'select',
-           'on', 'everywhere', 'unshard', 'part_of_storage', 'storage', 'handed_out', 'pieces', 'part', 'gathered',
-           'is_gather', 'in_slabs', 'exchanged', 'split_place', 'on_parts', 'part_of_arg', 'shrunk', 'window_of_part',
+           'on', 'everywhere', 'unshard', 'part_of_storage', 'storage', 'in_slabs', 'slab', 'even_ranges', 'in_ranges',
+           'is_fixed', 'is_stretch', 'handed_out', 'pieces', 'part', 'gathered', 'is_gather', 'exchanged',
+           'split_place', 'on_parts', 'part_of_arg', 'spans_in', 'along', 'shrunk', 'axis_first', 'window_of_part',
            'moved', 'reduced', 'staged', 'brought', 'resharded', 'carried', 'copied', 'written', 'masked',
            'state_after', 'on_pieces', 'steps', 'smallest', 'copied_below', 'split_alike', 'met', 'naive', 'in_chunks',
            'rotated', 'reduce_scattered', 'ring', 'ring_pays', 'goes_around', 'allreduced', 'one_stretch', 'fetched',
            'on_all', 'on_one', 'put_together', 'gather', 'gathered_into', 'in_pieces', 'piecewise', 'in_homes',
-           'is_shared', 'multi', 'received', 'communicated']
+           'is_shared', 'multi', 'bytes_on_each', 'received', 'communicated']
 
 # %% ../../nbs/schedule/13_multi.ipynb #c2
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import count
 
@@ -24,9 +25,9 @@ from ..ir.pattern import PatternMatcher, UPat, graph_rewrite
 from ..ir.spec import STORAGE, state_of
 from ..ir.uop import ParamArg, Sharding, UOp
 from ..ir.vocabulary import GroupOp, Ops, same, simplest
-from .callify import in_scope, is_disk
-from .prepare import (copy_of_copy, merged, runs_kernels,
-                                        store_through_bitcast)
+from .callify import in_scope, is_disk, one_range
+from .prepare import (copy_of_copy, covering, is_stored, merged, runs_kernels,
+                                        split_views, store_through_bitcast)
 
 # %% ../../nbs/schedule/13_multi.ipynb #c15
 def device_index(n: int, back: int = 0) -> UOp:
@@ -65,7 +66,7 @@ def select(x: UOp, i: int) -> UOp:
     if x.op is Ops.MSTACK: return x.src[i]
     if x.op in GroupOp.Movement or x.op is Ops.BITCAST:
         return seen(x, select(x.src[0], i), numbers(i, len(x.device.devices)))
-    if x.op not in GroupOp.State: x = UOp(Ops.STAGE, x.dtype, (x,))
+    if x.op not in GroupOp.State and x.op is not Ops.STAGE: x = UOp(Ops.STAGE, x.dtype, (x,))
     return UOp(Ops.MSELECT, x.dtype, (x,), i)
 
 # %% ../../nbs/schedule/13_multi.ipynb #c34
@@ -96,26 +97,74 @@ def storage(u: UOp) -> UOp | None:
     return None if u.axis is None else unshard(part_of_storage(u), u.axis)
 
 # %% ../../nbs/schedule/13_multi.ipynb #c43
-def handed_out(x: UOp, place: Sharding) -> UOp:
-    "A value of one device on several, each part copied on its own (J5)"
-    n = len(place.devices)
-    parts = (on(cut(x, place.axis, i, n), d) for i, d in enumerate(place.devices))
-    stack = UOp(Ops.MSTACK, x.dtype, tuple(parts))
-    return stack if place.axis is None else unshard(stack, place.axis)
+def in_slabs(x: UOp, axis: int, n: int) -> UOp:
+    "A value in memory, its `n` parts along an axis one after another"
+    apart = x.reshape((*x.shape[:axis], n, x.shape[axis] // n, *x.shape[axis + 1:]))
+    order = (axis, *(i for i in range(apart.ndim) if i != axis))
+    return UOp(Ops.STAGE, x.dtype, (apart.permute(order),), x.device)
+
+def slab(slabs: UOp, i: int, n: int) -> UOp:
+    "Part number `i` of those that are one after another"
+    return cut(slabs, 0, i, n).reshape(slabs.shape[1:])
 
 # %% ../../nbs/schedule/13_multi.ipynb #c46
-def pieces(u: UOp) -> list[UOp]:
-    "The parts that an UNSHARD holds, each on its device"
-    return [select(u.src[0], i) for i in range(len(u.device.devices))]
+def even_ranges(x: UOp, parts: Sequence[UOp]) -> tuple[int, int, int]:
+    "First element of part 0 below the views of a value, from there to the next part's, and length"
+    below, views = split_views(x)
+    ranges = [covering(below, [*views, part]) for part in parts]
+    (lo, hi), (second, _) = ranges[:2]
+    even = [(lo + i * (second - lo), hi + i * (second - lo)) for i in range(len(parts))]
+    return (lo, second - lo, hi - lo) if ranges == even else (0, 0, prod(below.shape))
+
+def in_ranges(x: UOp, axis: int, devices: Sequence[str]) -> UOp:
+    "The part on each device of what lies on the host or in a file, of which it reads one range"
+    n, (below, views) = len(devices), split_views(x)
+    lo, step, size = even_ranges(x, [cut(x, axis, i, n) for i in range(n)])
+    flat, total = below.reshape((prod(below.shape),)), prod(below.shape)
+    read = [flat.shrink(((lo + i * step, lo + i * step + size),)) for i in range(n)]
+    got = UOp(Ops.MSTACK, below.dtype, tuple(map(on, read, devices)))
+    at = simplest(device_index(n) * step + lo)
+    value = got._movement(Ops.PAD, ((at, simplest(total - size - at)),)).reshape(below.shape)
+    for v in views: value = v.replace(src=(value, *v.src[1:]))
+    return local(value, axis, n)
 
 # %% ../../nbs/schedule/13_multi.ipynb #c49
+def is_fixed(x: UOp) -> bool:
+    "Whether a value's sizes are known before a launch"
+    return all(isinstance(m, int) for m in x.shape)
+
+def is_stretch(x: UOp) -> bool:
+    "Whether a value can be copied as it lies in memory, or in a file"
+    return one_range(x) is not None if is_disk(x.device) else is_stored(x)
+
+# %% ../../nbs/schedule/13_multi.ipynb #c52
+def handed_out(x: UOp, place: Sharding) -> UOp:
+    "A value of one device on several: whole on each, or each part on its own (J5)"
+    (devices, axis), n = place, len(place.devices)
+    if axis is None: return everywhere(x, devices)
+    parts = [cut(x, axis, i, n) for i in range(n)]
+    if is_fixed(x) and not all(map(is_stretch, parts)):
+        if not runs_kernels(x.device): return unshard(in_ranges(x, axis, devices), axis)
+        parts = [slab(in_slabs(x, axis, n), i, n) for i in range(n)]
+    return unshard(UOp(Ops.MSTACK, x.dtype, tuple(map(on, parts, devices))), axis)
+
+# %% ../../nbs/schedule/13_multi.ipynb #c55
+def pieces(u: UOp) -> list[UOp]:
+    "The parts that an UNSHARD holds, each on its device, and one stretch of memory"
+    x = u.src[0]
+    if x.op in GroupOp.Movement and is_fixed(x) and not is_stored(x):
+        x = UOp(Ops.STAGE, x.dtype, (x,))
+    return [select(x, i) for i in range(len(u.device.devices))]
+
+# %% ../../nbs/schedule/13_multi.ipynb #c58
 def part(x: UOp, axis: int | None, n: int) -> UOp:
     "What each of `n` devices has of a value, where an axis is split, or none"
     if x.op is not Ops.UNSHARD: return x if axis is None else local(x, axis, n)
     if x.arg == axis: return x.src[0]
-    return gathered(x) if axis is None else exchanged(x, axis)
+    if axis is None: return gathered(x)
+    return exchanged(x, axis) if is_fixed(x) else local(gathered(x), axis, n)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c52
+# %% ../../nbs/schedule/13_multi.ipynb #c61
 def gathered(u: UOp) -> UOp:
     "What an UNSHARD holds, whole on each device"
     return UOp(Ops.COPY, u.dtype, (u,), u.device._replace(axis=None))
@@ -125,23 +174,16 @@ def is_gather(u: UOp) -> bool:
     if u.op is not Ops.COPY or u.src[0].op is not Ops.UNSHARD: return False
     return isinstance(u.arg, str) or u.arg == u.src[0].device._replace(axis=None)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c55
-def in_slabs(x: UOp, axis: int, n: int) -> UOp:
-    "A value in memory, its `n` parts along an axis one after another"
-    apart = x.reshape((*x.shape[:axis], n, x.shape[axis] // n, *x.shape[axis + 1:]))
-    order = (axis, *(i for i in range(apart.ndim) if i != axis))
-    return UOp(Ops.STAGE, x.dtype, (apart.permute(order),))
-
+# %% ../../nbs/schedule/13_multi.ipynb #c64
 def exchanged(u: UOp, axis: int) -> UOp:
     "The parts along another axis: each device receives its own of each part (J5)"
     devices, n = u.device.devices, len(u.device.devices)
     slabs = in_slabs(u.src[0], axis, n)
-    at = lambda k, i: cut(select(slabs, k), 0, i, n).reshape(slabs.shape[1:])
-    rows = [UOp(Ops.MSTACK, u.dtype, tuple(on(at(k, i), d) for i, d in enumerate(devices)))
-            for k in range(n)]
+    rows = [UOp(Ops.MSTACK, u.dtype, tuple(on(slab(select(slabs, k), i, n), d)
+                                           for i, d in enumerate(devices))) for k in range(n)]
     return rows[0].cat(*rows[1:], dim=u.arg)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c58
+# %% ../../nbs/schedule/13_multi.ipynb #c67
 def split_place(u: UOp) -> Sharding | None:
     "Where the sources that are split put the node; None where none is"
     if all(s.op is not Ops.UNSHARD for s in u.src): return None
@@ -154,7 +196,7 @@ def on_parts(u: UOp) -> UOp | None:
     done = u.replace(src=tuple(part(s, axis, n) for s in u.src))
     return done if axis is None else unshard(done, axis)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c61
+# %% ../../nbs/schedule/13_multi.ipynb #c70
 def part_of_arg(u: UOp, axis: int, new: int, n: int) -> tuple:
     "The argument of a movement op as each part needs it"
     if u.op is Ops.SHRINK:
@@ -163,22 +205,40 @@ def part_of_arg(u: UOp, axis: int, new: int, n: int) -> tuple:
     if u.op not in (Ops.RESHAPE, Ops.EXPAND): return u.marg
     return tuple(simplest(m // n) if i == new else m for i, m in enumerate(u.marg))
 
-# %% ../../nbs/schedule/13_multi.ipynb #c64
+# %% ../../nbs/schedule/13_multi.ipynb #c73
+def spans_in(lo: int, hi: int, size: int, n: int) -> dict[int, tuple[int, int]]:
+    "Which devices have something of a span of the split axis, and where in their part"
+    spans = {i: (max(lo - i * size, 0), min(hi - i * size, size)) for i in range(n)}
+    return {i: span for i, span in spans.items() if span[0] < span[1]}
+
+def along(x: UOp, axis: int, span: tuple, others: tuple | None = None) -> UOp:
+    "What a SHRINK shows that has this span along an axis"
+    spans = others or tuple((0, m) for m in x.shape)
+    return x._movement(Ops.SHRINK, (*spans[:axis], span, *spans[axis + 1:]))
+
+# %% ../../nbs/schedule/13_multi.ipynb #c76
 def shrunk(u: UOp, whole: UOp) -> UOp:
     "A SHRINK of a split axis: only what it shows is copied"
-    axis = whole.arg
-    lo, hi = u.marg[axis]
-    if not isinstance(lo, int) or not isinstance(hi, int) or lo == hi:
+    x, axis, (lo, hi) = whole.src[0], whole.arg, u.marg[whole.arg]
+    if not all(isinstance(m, int) for m in (lo, hi, x.shape[axis])) or 0 in u.shape:
         return gathered(whole)._movement(u.op, u.marg)
-    found, size = [], whole.src[0].shape[axis]
-    for i, p in enumerate(pieces(whole)):
-        span = max(lo - i * size, 0), min(hi - i * size, size)
-        if span[0] >= span[1]: continue
-        spans = tuple(span if j == axis else s for j, s in enumerate(u.marg))
-        found.append(everywhere(p._movement(u.op, spans), u.device.devices))
-    return found[0].cat(*found[1:], dim=axis)
+    found = spans_in(lo, hi, x.shape[axis], len(u.device.devices))
+    parts = [along(select(x, i), axis, span, u.marg) for i, span in found.items()]
+    if len(parts) > 1 and is_fixed(x) and not all(map(is_stored, parts)):
+        return axis_first(u, whole)
+    received = [everywhere(p, u.device.devices) for p in parts]
+    return received[0].cat(*received[1:], dim=axis)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c67
+def axis_first(u: UOp, whole: UOp) -> UOp:
+    "The same from parts that are in memory with the split axis first"
+    x, axis = whole.src[0], whole.arg
+    order = (axis, *(i for i in range(u.ndim) if i != axis))
+    rows = along(x, axis, (0, x.shape[axis]), u.marg).permute(order)
+    kept = unshard(UOp(Ops.STAGE, rows.dtype, (rows,)), 0)
+    shown = shrunk(along(kept, 0, u.marg[axis]), kept)
+    return shown.permute(tuple(map(order.index, range(u.ndim))))
+
+# %% ../../nbs/schedule/13_multi.ipynb #c79
 def window_of_part(u: UOp, axis: int) -> UOp:
     "A window onto a part, where it was one onto what each device has (E11)"
     cut, apart = u.src[0], u.src[0].src[0] if u.src[0].src else u
@@ -188,7 +248,7 @@ def window_of_part(u: UOp, axis: int) -> UOp:
     if not inserted or u.shape != (*cut.shape[:axis], *cut.shape[axis + 1:]): return u
     return storage._movement(Ops.SHRINK, spans)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c70
+# %% ../../nbs/schedule/13_multi.ipynb #c82
 def moved(u: UOp) -> UOp | None:
     "A movement op on each part, or on what is gathered where the split axis is not kept (J2)"
     x = u.src[0]
@@ -199,7 +259,7 @@ def moved(u: UOp) -> UOp | None:
         return unshard(window_of_part(part, x.arg), axis)
     return shrunk(u, x) if u.op is Ops.SHRINK else gathered(x)._movement(u.op, u.marg)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c73
+# %% ../../nbs/schedule/13_multi.ipynb #c85
 def reduced(u: UOp) -> UOp | None:
     "A reduction of each part, and an ALLREDUCE where it goes over the split axis (J2)"
     x, (op, axes) = u.src[0], u.arg
@@ -208,7 +268,7 @@ def reduced(u: UOp) -> UOp | None:
     if x.arg not in axes: return unshard(partial, x.arg)
     return UOp(Ops.ALLREDUCE, u.dtype, (partial,), op)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c76
+# %% ../../nbs/schedule/13_multi.ipynb #c88
 def staged(u: UOp) -> UOp | None:
     "A STAGE, DETACH or the like of each part"
     place = u.device
@@ -216,13 +276,13 @@ def staged(u: UOp) -> UOp | None:
     n, arg = len(place.devices), None if u.arg is None else place._replace(axis=None)
     return unshard(u.replace(src=(part(u.src[0], place.axis, n),), arg=arg), place.axis)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c79
+# %% ../../nbs/schedule/13_multi.ipynb #c91
 def brought(x: UOp, device: str) -> UOp:
     "A value that is whole on several devices, on one (J5)"
     devices = x.device.devices
     return on(select(x, devices.index(device) if device in devices else 0), device)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c82
+# %% ../../nbs/schedule/13_multi.ipynb #c94
 def resharded(x: UOp, place: Sharding) -> UOp:
     "A value of several devices, split in another way over the same"
     if place.axis is None: return part(x, None, len(place.devices))
@@ -236,7 +296,7 @@ def carried(x: UOp, place: Sharding) -> UOp:
         return unshard(UOp(Ops.MSTACK, x.dtype, tuple(parts)), x.arg)
     return handed_out(UOp(Ops.COPY, x.dtype, (x,), place.devices[0]), place)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c85
+# %% ../../nbs/schedule/13_multi.ipynb #c97
 def copied(u: UOp) -> UOp | None:
     "A COPY to or from several devices, as copies between two of them (J5)"
     x, place = u.src[0], u.arg
@@ -247,7 +307,7 @@ def copied(u: UOp) -> UOp | None:
     if isinstance(home, str): return handed_out(x, place)
     return resharded(x, place) if home.devices == place.devices else carried(x, place)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c88
+# %% ../../nbs/schedule/13_multi.ipynb #c100
 def written(u: UOp) -> UOp | None:
     "A write of each part (J6)"
     target, value = u.src
@@ -256,7 +316,7 @@ def written(u: UOp) -> UOp | None:
     if target.op is Ops.UNSHARD: return target.src[0].store(part(value, target.arg, n))
     return target.store(gathered(value)) if value.op is Ops.UNSHARD else None
 
-# %% ../../nbs/schedule/13_multi.ipynb #c91
+# %% ../../nbs/schedule/13_multi.ipynb #c103
 def masked(u: UOp) -> UOp | None:
     "A write to all, where it was to a part of the split axis: the rest keeps its value (J6)"
     target, value = u.src
@@ -265,7 +325,7 @@ def masked(u: UOp) -> UOp | None:
     if state.axis is None: return store_through_bitcast(u)
     return state.store(merged(state, chain, value))
 
-# %% ../../nbs/schedule/13_multi.ipynb #c94
+# %% ../../nbs/schedule/13_multi.ipynb #c106
 def state_after(u: UOp) -> UOp | None:
     "A state of the parts, after effects on them"
     x = u.src[0]
@@ -276,7 +336,7 @@ def on_pieces(u: UOp) -> UOp | None:
     src = tuple(s.src[0] if s.op is Ops.UNSHARD else s for s in u.src)
     return None if src == u.src else u.replace(src=src)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c97
+# %% ../../nbs/schedule/13_multi.ipynb #c109
 def steps(u: UOp) -> int:
     "How many elements a value has, at most"
     return prod(room(u.shape))
@@ -288,7 +348,7 @@ def smallest(x: UOp) -> list[UOp]:
     least = min(chain, key=steps)
     return chain[:chain.index(least) + 1]
 
-# %% ../../nbs/schedule/13_multi.ipynb #c100
+# %% ../../nbs/schedule/13_multi.ipynb #c112
 def copied_below(x: UOp, place: Sharding) -> UOp:
     "A value as it is after a COPY where it has the fewest elements (J5)"
     *chain, least = smallest(x)
@@ -296,7 +356,7 @@ def copied_below(x: UOp, place: Sharding) -> UOp:
     for v in chain[::-1]: out = v.replace(src=(out, *v.src[1:]))
     return out
 
-# %% ../../nbs/schedule/13_multi.ipynb #c103
+# %% ../../nbs/schedule/13_multi.ipynb #c115
 def split_alike(x: UOp, place: Sharding) -> UOp:
     "A value split as another one; whole on each device where no split below leads there (J3)"
     shape, n = smallest(x)[-1].shape, len(place.devices)
@@ -312,13 +372,13 @@ def met(u: UOp) -> UOp | None:
     src = tuple(s if s.axis in (None, place.axis) else split_alike(s, place) for s in u.src)
     return None if src == u.src else u.replace(src=src)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c106
+# %% ../../nbs/schedule/13_multi.ipynb #c118
 def naive(x: UOp, op: Ops, devices: tuple[str, ...]) -> UOp:
     "What all devices hold, copied to each and joined in the order of devices (J4)"
     parts = [everywhere(select(x, i), devices) for i in range(len(devices))]
     return reduce(lambda a, b: a._alu(op, a, b), parts)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c109
+# %% ../../nbs/schedule/13_multi.ipynb #c121
 def in_chunks(x: UOp, n: int) -> UOp:
     "A value in memory, flat, and padded to a multiple of `n` elements"
     size = prod(x.shape)
@@ -328,7 +388,7 @@ def rotated(x: UOp, devices: tuple[str, ...]) -> UOp:
     "What the device before has, on each device"
     return UOp(Ops.MSTACK, x.dtype, tuple(on(select(x, i - 1), d) for i, d in enumerate(devices)))
 
-# %% ../../nbs/schedule/13_multi.ipynb #c112
+# %% ../../nbs/schedule/13_multi.ipynb #c124
 def reduce_scattered(x: UOp, op: Ops, devices: tuple[str, ...]) -> UOp:
     "Chunk i of a flat value on device i, joined on its way around the ring"
     n = len(devices)
@@ -337,24 +397,23 @@ def reduce_scattered(x: UOp, op: Ops, devices: tuple[str, ...]) -> UOp:
         acc = acc._alu(op, rotated(acc, devices), local(x, 0, n, back % n))
     return acc
 
-# %% ../../nbs/schedule/13_multi.ipynb #c115
+# %% ../../nbs/schedule/13_multi.ipynb #c127
 def ring(x: UOp, op: Ops, devices: tuple[str, ...]) -> UOp:
     "The same as naive, in chunks that go around and are then handed to all (J4)"
     chunk = reduce_scattered(in_chunks(x, len(devices)), op, devices)
     return gathered(unshard(chunk, 0)).shrink(((0, prod(x.shape)),)).reshape(x.shape)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c118
+# %% ../../nbs/schedule/13_multi.ipynb #c130
 STEP = 1 << 18  # bytes that a device receives in the time that a step of its own costs
 
 def ring_pays(nbytes: int, n: int) -> bool:
     "Whether a ring of `n` devices takes less time than naive copies, counted in bytes (J4)"
     return 2 * (n - 1) * (STEP + nbytes / n) < STEP + (n - 1) * nbytes
 
-# %% ../../nbs/schedule/13_multi.ipynb #c121
+# %% ../../nbs/schedule/13_multi.ipynb #c133
 def goes_around(x: UOp, n: int) -> bool:
     "Whether an all-reduce is done as a ring"
-    fixed = all(isinstance(m, int) for m in x.shape)
-    if not fixed or 0 in x.shape or not RING: return False
+    if not is_fixed(x) or 0 in x.shape or not RING: return False
     return RING >= 2 or ring_pays(prod(x.shape) * x.dtype.itemsize, n)
 
 def allreduced(u: UOp) -> UOp:
@@ -362,12 +421,12 @@ def allreduced(u: UOp) -> UOp:
     x, devices = u.src[0], u.device.devices
     return (ring if goes_around(x, len(devices)) else naive)(x, u.arg, devices)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c124
+# %% ../../nbs/schedule/13_multi.ipynb #c136
 def one_stretch(u: UOp) -> bool:
     "Whether each part that an UNSHARD holds is one stretch of the whole"
-    return prod(u.shape[:u.arg]) == 1 and all(isinstance(m, int) for m in u.shape)
+    return prod(u.shape[:u.arg]) == 1 and is_fixed(u)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c127
+# %% ../../nbs/schedule/13_multi.ipynb #c139
 def fetched(u: UOp, state: UOp) -> list[UOp]:
     "STOREs of each device's part of a state into the others' states, from device to device"
     devices, n = u.device.devices, len(u.device.devices)
@@ -375,7 +434,7 @@ def fetched(u: UOp, state: UOp) -> list[UOp]:
     return [at[i][k].store(on(at[k][k], devices[i]))
             for k in range(n) for i in range(n) if i != k]
 
-# %% ../../nbs/schedule/13_multi.ipynb #c130
+# %% ../../nbs/schedule/13_multi.ipynb #c142
 def on_all(u: UOp, state: UOp) -> UOp:
     "A state with the parts of an UNSHARD: on each device its own first, then the others' (J5)"
     own = local(state.reshape(u.shape), u.arg, len(u.device.devices))
@@ -388,7 +447,7 @@ def on_one(u: UOp, state: UOp, target: UOp) -> UOp:
     return state.after(*(cut(whole, u.arg, k, len(parts)).store(on(p, state.device))
                          for k, p in enumerate(parts)))
 
-# %% ../../nbs/schedule/13_multi.ipynb #c133
+# %% ../../nbs/schedule/13_multi.ipynb #c145
 def put_together(u: UOp, state: UOp) -> UOp:
     "A state with the parts that an UNSHARD holds, each received where it belongs"
     return on_one(u, state, state) if isinstance(state.device, str) else on_all(u, state)
@@ -404,7 +463,7 @@ def gather(ctx: Iterator[int], u: UOp) -> UOp | None:
                 for p in pieces(x)]
     return received[0].cat(*received[1:], dim=x.arg)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c136
+# %% ../../nbs/schedule/13_multi.ipynb #c148
 def gathered_into(u: UOp) -> UOp | None:
     "A state into which a gather is stored, without memory between (A4, A10)"
     state, *effects = u.src
@@ -412,11 +471,10 @@ def gathered_into(u: UOp) -> UOp | None:
     target, value = effects[0].src
     while value.op is Ops.RESHAPE: value = value.src[0]
     if not is_gather(value) or not one_stretch(value.src[0]): return None
-    if state.storage in value.toposort(): return None
     if is_disk(state.device): return on_one(value.src[0], state, target)
     return put_together(value.src[0], state) if target is state else None
 
-# %% ../../nbs/schedule/13_multi.ipynb #c139
+# %% ../../nbs/schedule/13_multi.ipynb #c151
 def in_pieces(e: UOp) -> list[UOp]:
     "A STORE for each device, where one STORE was of pieces that are copied (A4)"
     if e.op is not Ops.STORE or e.src[1].op is not Ops.MSTACK: return [e]
@@ -427,7 +485,7 @@ def piecewise(u: UOp) -> UOp | None:
     effects = flatten(map(in_pieces, u.src[1:]))
     return None if tuple(effects) == u.src[1:] else u.src[0].after(*effects)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c142
+# %% ../../nbs/schedule/13_multi.ipynb #c154
 pm_places = PatternMatcher([(UPat(Ops.STORE, name='u'), masked),
                             (UPat(Ops.COPY, name='u'), copy_of_copy),
                             (UPat(GroupOp.Elementwise, name='u'), met)])
@@ -448,7 +506,7 @@ pm_multi = PatternMatcher([
 pm_gather = PatternMatcher([(UPat(Ops.COPY, name='u'), gather)])
 pm_pieces = PatternMatcher([(UPat(Ops.AFTER, name='u'), piecewise)])
 
-# %% ../../nbs/schedule/13_multi.ipynb #c144
+# %% ../../nbs/schedule/13_multi.ipynb #c156
 def in_homes(sink: UOp) -> UOp:
     "The program in which pieces that are stored together are read from there"
     stores = (u for u in in_scope(sink) if u.op is Ops.AFTER and len(u.src) == 2)
@@ -457,7 +515,7 @@ def in_homes(sink: UOp) -> UOp:
     written = {m: window(graph_rewrite(u, pm_pieces), m.shape) for m, u in home.items()}
     return graph_rewrite(sink, pm_pieces).substitute(written)
 
-# %% ../../nbs/schedule/13_multi.ipynb #c147
+# %% ../../nbs/schedule/13_multi.ipynb #c159
 def is_shared(u: UOp) -> bool:
     "Whether a node puts something on several devices"
     place = u.arg.device if u.op in STORAGE else u.arg if u.op in (Ops.COPY, Ops.STAGE) else None
@@ -470,13 +528,19 @@ def multi(sink: UOp) -> UOp:
     slots = count(1 + sum(u.op is Ops.ALLOC for u in in_scope(sink)))
     return in_homes(graph_rewrite(sink, pm_gather, ctx=slots))
 
-# %% ../../nbs/schedule/13_multi.ipynb #c154
+# %% ../../nbs/schedule/13_multi.ipynb #c166
+def bytes_on_each(u: UOp) -> int:
+    "Bytes that an argument of a call shows on a device; of split storage a part's"
+    shown = u.src[0] if u.op is Ops.MSELECT else u
+    if shown.op in STORAGE: shown = part_of_storage(shown)
+    return prod(shown.shape) * u.dtype.itemsize
+
 def received(call: UOp) -> Iterator[tuple[str, int]]:
     "Device and bytes of what a call brings from another device; of a kernel nothing"
     if call.src[0].op is not Ops.STORE or not runs_kernels(call.src[2].device): return
-    target = call.src[1]
-    place, nbytes = target.device, prod(target.shape) * target.dtype.itemsize
-    for d in place.devices if isinstance(place, Sharding) else (place,): yield d, nbytes
+    place = call.src[1].device
+    for d in place.devices if isinstance(place, Sharding) else (place,):
+        yield d, bytes_on_each(call.src[1])
 
 def communicated(linear: UOp) -> dict[str, int]:
     "Bytes that each device receives from others while a LINEAR runs, by its bulk copies"

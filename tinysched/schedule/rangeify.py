@@ -10,7 +10,7 @@ __all__ = ['ZERO', 'CONSTANT', 'LEAF', 'SAME_SIZE', 'FEW', 'NONE', 'REPEATS', 'P
            'computed', 'overlaps', 'foreign_uses', 'repeated_reduction', 'few_outputs', 'shared_parts', 'too_large',
            'too_many_args', 'too_many_uses', 'kept_reduction', 'default_policy', 'Plan', 'meet', 'note', 'spread',
            'at_home', 'required', 'part_of', 'used_elsewhere', 'decide', 'stored_shape', 'device_for', 'store',
-           'copy_source', 'must_store', 'call_sources', 'expand', 'is_bulk', 'write_into', 'write', 'rangeify',
+           'must_store', 'copy_source', 'call_sources', 'expand', 'is_bulk', 'write_into', 'write', 'rangeify',
            'where_to', 'made', 'reasons']
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c2
@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 from ..helpers import SPLIT_REDUCE, prod
 from ..ir.dtype import dtypes
 from ..ir.movement import apply_movement_op, room, same, whole
-from ..ir.spec import is_scalar, is_state, state_of
+from ..ir.spec import is_scalar, state_of
 from ..ir.symbolic import simplify
 from ..ir.uop import BODIES, AxisType, Sharding, UOp
 from ..ir.vocabulary import GroupOp, Ops
 from .callify import Limits, goes_straight, in_scope, is_disk, one_range
-from .prepare import FEWEST_PARTS, MOST_PARTS, Survivor, survivor
+from .prepare import (FEWEST_PARTS, MOST_PARTS, STORED, Survivor,
+                                        survivor)
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c9
 class Reason(NamedTuple):
@@ -463,26 +464,25 @@ def store(plan: Plan, u: UOp, reason: Reason) -> None:
     root.pending = 1
 
 # %% ../../nbs/schedule/14_rangeify.ipynb #c119
-def copy_source(plan: Plan, root: Root, u: UOp) -> None:
-    "None; a copy reads a state, or one range of a file, and anything else is stored first"
-    source = u.src[0]
-    root.read(source)
-    if is_state(state_of(source)) and (source.op in GroupOp.State or one_range(source)): return
-    plan.forced.add(source)
-    plan.uses.setdefault(source, {})
-
-# %% ../../nbs/schedule/14_rangeify.ipynb #c122
 def must_store(plan: Plan, value: UOp) -> None:
     "None; what reads the value needs it in memory"
     if value.op in LEAF: return
     plan.forced.add(value)
     plan.uses.setdefault(value, {})
 
+# %% ../../nbs/schedule/14_rangeify.ipynb #c122
+def copy_source(plan: Plan, root: Root, u: UOp) -> None:
+    "None; a copy reads one range of a state or a stored value, and anything else is stored first"
+    source = u.src[0]
+    root.read(source)
+    must_store(plan, source if one_range(source, STORED) is None else state_of(source))
+
+# %% ../../nbs/schedule/14_rangeify.ipynb #c125
 def call_sources(plan: Plan, call: UOp) -> None:
     "None; a call reads states, and any other argument is stored first (E2)"
     for value in map(state_of, call.src[1:]): must_store(plan, value)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c125
+# %% ../../nbs/schedule/14_rangeify.ipynb #c128
 def expand(plan: Plan, u: UOp) -> None:
     "None; it is decided about one value, and the uses of its sources are noted"
     if (reason := decide(plan, u)) is not None: store(plan, u, reason)
@@ -493,13 +493,13 @@ def expand(plan: Plan, u: UOp) -> None:
         access.root.size += counts
         plan.below[u, access] = spread(plan, u, access, depth + counts, around)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c128
+# %% ../../nbs/schedule/14_rangeify.ipynb #c131
 def is_bulk(plan: Plan, effect: UOp) -> bool:
     "A4, A10: whether a STORE is a COPY straight into one stretch of storage or into a file"
     target, value = effect.src
     return goes_straight(target, value) and (plan.users[value] == 1 or is_disk(target.device))
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c131
+# %% ../../nbs/schedule/14_rangeify.ipynb #c134
 def write_into(plan: Plan, effect: UOp) -> None:
     "None; a STORE into storage that already has a meaning has a kernel"
     value, state = effect.src[1], state_of(effect.src[0])
@@ -516,7 +516,7 @@ def write(plan: Plan, after: UOp) -> None:
         if plan.home.get(value) is after: plan.uses.setdefault(value, {})
         else: write_into(plan, effect)
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c134
+# %% ../../nbs/schedule/14_rangeify.ipynb #c137
 def rangeify(sink: UOp, limits: Limits, policy: Policy = default_policy) -> Plan:
     "The plan of all kernels of a program, made from its effects towards its inputs (E1)"
     plan = Plan([u for u in in_scope(sink) if u.op not in BODIES], limits, policy)
@@ -528,13 +528,13 @@ def rangeify(sink: UOp, limits: Limits, policy: Policy = default_policy) -> Plan
         elif u in plan.uses: expand(plan, u)
     return plan
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c137
+# %% ../../nbs/schedule/14_rangeify.ipynb #c140
 def where_to(u: UOp, value: UOp) -> str:
     "The devices that compute a value, where these are several, or the one that it is copied to"
     if isinstance(u.device, Sharding): return f' on each of {", ".join(u.device.devices)}'
     return f' to {u.device}' if value.op is Ops.COPY else ''
 
-# %% ../../nbs/schedule/14_rangeify.ipynb #c140
+# %% ../../nbs/schedule/14_rangeify.ipynb #c143
 def made(u: UOp) -> str:
     "The operation, dtype and shape of what a kernel computes for a value or STORE, and where"
     value = u.src[1] if u.op is Ops.STORE else u
