@@ -343,6 +343,16 @@ def test_E11_a_split_batch_of_any_size_has_one_schedule_and_one_set_of_kernels(u
     assert (misses(rest), compiles(rest)) == (0, 0)
 
 
+@pytest.mark.parametrize('use', USES)
+def test_J7_a_split_batch_takes_as_many_kernels_on_any_number_of_devices(use):
+    def kernels(count):
+        devices = tuple(f'PYTHON:{i}' for i in range(count))
+        n = Variable('n', count, 12, divisor=count)
+        t = one(A)[:n.bind(12)].shard(devices, 0).realize()
+        return sched_stats(USES[use][0](t, split(W, None, devices)).schedule_linear())['kernels']
+    assert len({kernels(count) for count in (2, 3, 6)}) == 1
+
+
 def test_E11_storage_of_a_split_batch_is_assigned_to():
     x, n = one(A), Variable('n', 2, 12, divisor=2)
     for k in (2, 12, 4):

@@ -152,7 +152,7 @@ def handed_out(x: UOp, place: Sharding) -> UOp:
 def pieces(u: UOp) -> list[UOp]:
     "The parts that an UNSHARD holds, each on its device, and one stretch of memory"
     x = u.src[0]
-    if x.op in GroupOp.Movement and is_fixed(x) and not is_stored(x):
+    if x.op in GroupOp.Movement and not is_stored(x):
         x = UOp(Ops.STAGE, x.dtype, (x,))
     return [select(x, i) for i in range(len(u.device.devices))]
 
